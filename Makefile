@@ -1,0 +1,45 @@
+# Everything runs in .venv, which the first command of any kind sets up (CPU stack).
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-all check format clean
+
+help:
+	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
+	@echo "make test      the tests (minutes)"
+	@echo "make test-all  the tests and the slow matrix"
+	@echo "make check     ruff and mypy"
+
+# torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
+$(READY): pyproject.toml requirements-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements-cpu.txt
+	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 examples/dlrm/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)

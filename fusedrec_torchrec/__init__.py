@@ -1,0 +1,21 @@
+"""Fused, deduplicated embedding sharding as a plugin for TorchRec."""
+
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.sharders import (
+    FusedEmbeddingBagCollectionSharder,
+    FusedEmbeddingCollectionSharder,
+    FusedFeatureProcessedEmbeddingBagCollectionSharder,
+    fused_sharders,
+)
+from fusedrec_torchrec.sharding_plan import fused_row_wise
+from fusedrec_torchrec.sharding_type import FusedShardingType
+
+__all__ = [
+    "ExchangeOptions",
+    "FusedEmbeddingBagCollectionSharder",
+    "FusedEmbeddingCollectionSharder",
+    "FusedFeatureProcessedEmbeddingBagCollectionSharder",
+    "FusedShardingType",
+    "fused_row_wise",
+    "fused_sharders",
+]

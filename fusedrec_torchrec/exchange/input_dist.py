@@ -1,0 +1,253 @@
+"""The input dist: every owner learns which of its rows each requester wants, in ONE all-to-all.
+
+A classic exchange sends counts first, then ids.  Here every message has a fixed capacity and a
+header, so that one collective does both:
+
+    message = [ status | wanted capacity | overflow | count per bucket | int32 local rows ... ]
+
+- *status*: non-zero if the sender's input is bad.  It still sends its messages, with an empty
+  body; every rank sees it, and all raise the same error in the same step.
+- *wanted capacity*: the same number in all messages of a sender.  Every rank computes the next
+  capacity from the maximum of what it received, so all agree without asking.
+- *overflow*: the sender has more ids for some owner than fit.  Every rank sees the flag, and all
+  run one exact second round; nothing is lost.
+
+The exact-counts mode is the same protocol with capacity zero: the headers are the counts, and
+the second round is the exchange.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
+from torchrec.distributed.types import Awaitable, NoWait
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.exchange.agreement import raise_on_all_ranks
+from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.dedup import Dedup
+from fusedrec_torchrec.exchange.keys import KeySpace
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.routing import Route, route
+
+__all__ = ["Capacity", "FusedInputDist"]
+
+STATUS, WANTED, OVERFLOW, COUNTS = 0, 1, 2, 3
+GRANULE = 64
+
+
+class Capacity:
+    """The room of a message, in ids; the same on all ranks in every step.
+
+    It only depends on the ``wanted`` values of the headers, which all ranks have in common.
+    It grows at once and shrinks slowly, so that a small batch does not make the next one
+    overflow.
+    """
+
+    def __init__(self, options: ExchangeOptions) -> None:
+        self._exact = options.input_dist == "exact_counts"
+        self._slack = 1.0 + options.capacity_slack
+        self.current = 0
+
+    def wanted(self, largest_count: torch.Tensor) -> torch.Tensor:
+        """What a rank asks for whose fullest message holds ``largest_count`` ids."""
+        if self._exact:
+            return torch.zeros_like(largest_count)
+        room = torch.ceil(largest_count.double() * (self._slack / GRANULE)).long() * GRANULE
+        return room.clamp(max=torch.iinfo(torch.int32).max)
+
+    def update(self, largest_wanted: int) -> None:
+        decayed = math.floor(self.current * 15 / 16 / GRANULE) * GRANULE
+        self.current = max(largest_wanted, decayed)
+
+
+class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
+    """Requester side up to the owner's received rows.
+
+    Args:
+        pg: the process group.
+        layout: where rows live.
+        options: the user's settings.
+        mean_S: whether a slot is mean-pooled; None for sequences, which do not pool.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        layout: ExchangeLayout,
+        options: ExchangeOptions,
+        mean_S: torch.Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.pg = pg
+        self.layout = layout
+        self.capacity = Capacity(options)
+        self.keys = KeySpace(layout, options)
+        self._dedup = Dedup(layout.key_space)
+        self._pooled = mean_S is not None
+        self._mean_per_bucket = [
+            mean_S[b.first_slot : b.end_slot].to(layout.device)
+            if mean_S is not None and bool(mean_S[b.first_slot : b.end_slot].any())
+            else None
+            for b in layout.buckets
+        ]
+        self._rejected: str | None = None
+
+    def reject(self, message: str) -> None:
+        """Makes the next batch an error on all ranks, because it is bad on this one."""
+        self._rejected = message
+
+    def forward(self, features: KeyedJaggedTensor) -> "HeaderAwaitable":  # type: ignore[override]
+        rejected, self._rejected = self._rejected, None
+        ids_per_slot = features.length_per_key()
+        counts_S = torch.tensor(ids_per_slot, device=self.layout.device)
+        keys_N, bad = self.keys.keys(features.values(), counts_S)
+        # Keys of bad ids mean nothing; zero them so that the steps below stay in bounds.
+        keys_N = torch.where(bad, torch.zeros_like(keys_N), keys_N)
+        routed = route(self.layout, self._dedup(keys_N))
+
+        context = FusedShardingContext(
+            batch_size_per_feature_pre_a2a=features.stride_per_key(),
+            variable_batch_per_feature=features.variable_stride_per_key(),
+            features_before_input_dist=features,
+            weights_N=features.weights_or_none(),
+            ids_per_bucket=[
+                sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
+            ],
+        )
+        for bucket, row_N, mean_S in zip(
+            self.layout.buckets,
+            routed.row_N.split(context.ids_per_bucket),
+            self._mean_per_bucket,
+            strict=True,
+        ):
+            context.bags.append(
+                pooled_bags(features, bucket, row_N, mean_S)
+                if self._pooled
+                else sequence_bags(row_N)
+            )
+        status = torch.ones_like(bad) if rejected else bad
+        return HeaderAwaitable(self, context, routed, status, rejected, counts_S)
+
+
+class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
+    """The first (and, unless it overflows, only) round: sends on construction."""
+
+    def __init__(
+        self,
+        input_dist: FusedInputDist,
+        context: FusedShardingContext,
+        routed: Route,
+        status: torch.Tensor,
+        rejected: str | None,
+        counts_S: torch.Tensor,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self._input_dist = input_dist
+        self._routed = routed
+        self._rejected = rejected
+        self._counts_S = counts_S
+        self._header = COUNTS + len(input_dist.layout.buckets)
+        self._capacity = input_dist.capacity.current
+        send = self._messages(status)
+        self._received = torch.empty_like(send)
+        self._work = dist.all_to_all_single(
+            self._received, send, group=input_dist.pg, async_op=True
+        )
+        self._send = send  # kept alive until the exchange is done
+
+    def _messages(self, status: torch.Tensor) -> torch.Tensor:
+        """[W, header + capacity] int32; ids that do not fit go to a spare element and vanish."""
+        routed = self._routed
+        counts_WK = torch.where(status, torch.zeros_like(routed.counts_WK), routed.counts_WK)
+        counts_W = counts_WK.sum(1)
+        ranks = counts_W.numel()
+        width = self._header + self._capacity
+        largest = counts_W.max()
+
+        flat = counts_W.new_zeros(ranks * width + 1, dtype=torch.int32)
+        messages = flat[:-1].view(ranks, width)
+        messages[:, STATUS] = status
+        messages[:, WANTED] = self._input_dist.capacity.wanted(largest)
+        messages[:, OVERFLOW] = largest > self._capacity
+        messages[:, COUNTS : self._header] = counts_WK
+        if self._capacity:
+            owner_start_W = routed.counts_WK.sum(1)
+            owner_start_W = owner_start_W.cumsum(0) - owner_start_W
+            slot_U = routed.wire_U - owner_start_W[routed.owner_U]
+            target_U = torch.where(
+                slot_U < self._capacity,
+                routed.owner_U * width + self._header + slot_U,
+                ranks * width,
+            )
+            flat.scatter_(0, target_U, routed.local_rows_U)
+        return messages
+
+    def _wait_impl(self) -> Awaitable[ReceivedRows]:
+        self._work.wait()
+        header_W = self._received[:, : self._header]
+        # The one host synchronisation of the exchange: what came in, and what went out.
+        both = torch.cat([header_W, self._routed.counts_WK.to(header_W.dtype)], dim=1).tolist()
+        header = [row[: self._header] for row in both]
+        self._input_dist.capacity.update(max(row[WANTED] for row in header))
+        failed = [rank for rank, row in enumerate(header) if row[STATUS]]
+        if failed:
+            self._fail(failed)
+        self.context.counts_out = [row[self._header :] for row in both]
+        self.context.counts_in = [row[COUNTS:] for row in header]
+        if any(row[OVERFLOW] for row in header):
+            return ExactAwaitable(self._input_dist.pg, self._routed, self.context)
+        return NoWait(ReceivedRows(self._compact(), self.context.counts_in))
+
+    def _compact(self) -> torch.Tensor:
+        """The rows of all messages, without headers and padding."""
+        counts = [sum(row) for row in self.context.counts_in]
+        width, total = self._received.size(1), sum(counts)
+        device = self._received.device
+        starts, shifts = 0, []
+        for rank, count in enumerate(counts):
+            shifts.append(rank * width + self._header - starts)
+            starts += count
+        index = torch.arange(total, device=device) + torch.repeat_interleave(
+            torch.tensor(shifts, device=device),
+            torch.tensor(counts, device=device),
+            output_size=total,
+        )
+        return self._received.view(-1).index_select(0, index)
+
+    def _fail(self, failed: list[int]) -> None:
+        message = self._rejected
+        features = self.context.features_before_input_dist
+        if message is None and self._input_dist.pg.rank() in failed:
+            assert features is not None
+            message = self._input_dist.keys.describe_bad_ids(features.values(), self._counts_S)
+        raise_on_all_ranks(self._input_dist.pg, failed, message, self._received.device)
+
+
+class ExactAwaitable(Awaitable[ReceivedRows]):
+    """The second round, with sizes that all ranks know from the headers."""
+
+    def __init__(self, pg: dist.ProcessGroup, routed: Route, context: FusedShardingContext) -> None:
+        super().__init__()
+        send_splits = [sum(row) for row in context.counts_out]
+        receive_splits = [sum(row) for row in context.counts_in]
+        rows_U = routed.local_rows_U
+        self._send = torch.empty_like(rows_U).scatter_(0, routed.wire_U, rows_U)
+        self._rows = rows_U.new_empty(sum(receive_splits))
+        self._context = context
+        self._work = dist.all_to_all_single(
+            self._rows,
+            self._send[: sum(send_splits)],
+            receive_splits,
+            send_splits,
+            group=pg,
+            async_op=True,
+        )
+
+    def _wait_impl(self) -> ReceivedRows:
+        self._work.wait()
+        return ReceivedRows(self._rows, self._context.counts_in)

@@ -1,0 +1,188 @@
+"""Buckets and the fused key space: where each row of each table lives.
+
+In: the sharded tables of a module, as TorchRec groups them.  Out: the buckets (one physical
+FBGEMM table each) and an ``ExchangeLayout``, the index arithmetic of the data path.
+
+A *bucket* holds the tables that share dimension, data type, optimizer with its settings, and
+placement.  On every rank its rows are its tables' local shards one after another.
+
+The *fused key space* numbers all rows of all fused tables, table after table:
+``key = key_base[table] + id``; that is FusedRec's category-aware key, exact because TorchRec's
+tables have fixed sizes.  A *segment* is the range of one table that one rank owns, so segments
+are contiguous in key space, in the order (table, rank).
+
+Shape suffixes: T tables, W ranks, K buckets, S slots ((feature, table) pairs), G = T * W
+segments.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torchrec.distributed.embedding_sharding import group_tables
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
+from torchrec.modules.embedding_configs import PoolingType
+
+__all__ = ["Bucket", "ExchangeLayout", "group_into_buckets"]
+
+INT32_MAX = torch.iinfo(torch.int32).max
+
+
+def group_into_buckets(
+    tables_per_rank: Sequence[Sequence[ShardedEmbeddingTable]],
+    max_rows: int = INT32_MAX,
+) -> list[list[GroupedEmbeddingConfig]]:
+    """Groups the tables of each rank into buckets, one TorchRec group config per bucket.
+
+    TorchRec's own ``group_tables`` keeps apart data types and optimizer settings.  It also
+    keeps poolings apart, which pool at the requester here, and mixes dimensions and placements,
+    which one physical table cannot: hence the neutral pooling and the partition before it.
+    A bucket is split where its rows on some rank would not fit an int32 row number.
+    """
+    partitions: dict[tuple[object, ...], list[int]] = {}
+    rows_so_far: dict[tuple[object, ...], list[int]] = {}
+    for t, table in enumerate(tables_per_rank[0]):
+        kind = (table.local_cols, table.compute_kernel)
+        local_rows = [tables[t].local_rows for tables in tables_per_rank]
+        if max(local_rows) > max_rows:
+            raise ValueError(
+                f"table {table.name!r} has {max(local_rows)} rows on one rank, must be at most "
+                f"{max_rows}: use more ranks or even row ranges"
+            )
+        total = [a + b for a, b in zip(rows_so_far.get(kind, local_rows), local_rows, strict=True)]
+        if kind not in rows_so_far or max(total) > max_rows:
+            total = local_rows
+        part = sum(1 for key in partitions if key[:2] == kind)
+        if total is not local_rows:
+            part -= 1
+        rows_so_far[kind] = total
+        partitions.setdefault((*kind, part), []).append(t)
+
+    buckets_per_rank: list[list[GroupedEmbeddingConfig]] = [[] for _ in tables_per_rank]
+    for members in partitions.values():
+        grouped = group_tables(
+            [
+                [dataclasses.replace(tables[t], pooling=PoolingType.SUM) for t in members]
+                for tables in tables_per_rank
+            ]
+        )
+        for buckets, configs in zip(buckets_per_rank, grouped, strict=True):
+            buckets.extend(configs)
+    return buckets_per_rank
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One physical table: its dimension and its ranges of tables and of slots."""
+
+    dim: int
+    first_table: int
+    end_table: int
+    first_slot: int
+    end_slot: int
+
+
+@dataclass(frozen=True)
+class TableRanges:
+    """A table as the exchange sees it: rank ``r`` owns ``[row_starts[r], row_starts[r + 1])``."""
+
+    name: str
+    rows: int
+    features: tuple[str, ...]
+    row_starts: tuple[int, ...]
+
+
+class ExchangeLayout:
+    """The index arithmetic of the data path, on the device of the ids."""
+
+    def __init__(
+        self,
+        buckets_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]],
+        device: torch.device,
+    ) -> None:
+        self.world_size = len(buckets_per_rank)
+        self.device = device
+        self.buckets: list[Bucket] = []
+        self.tables: list[TableRanges] = []
+        local_bases: list[list[int]] = []  # of each table, in its bucket on each rank
+
+        slots = 0
+        for k, bucket in enumerate(buckets_per_rank[0]):
+            first_table, first_slot = len(self.tables), slots
+            filled = [0] * self.world_size
+            for i, table in enumerate(bucket.embedding_tables):
+                shards = [rank[k].embedding_tables[i] for rank in buckets_per_rank]
+                sizes = [shard.local_rows for shard in shards]
+                self.tables.append(
+                    TableRanges(
+                        name=table.name,
+                        rows=table.num_embeddings,
+                        features=tuple(table.feature_names),
+                        row_starts=tuple(accumulate(sizes, initial=0)),
+                    )
+                )
+                local_bases.append(filled)
+                filled = [a + b for a, b in zip(filled, sizes, strict=True)]
+                slots += table.num_features()
+            self.buckets.append(
+                Bucket(
+                    dim=bucket.embedding_tables[0].local_cols,
+                    first_table=first_table,
+                    end_table=len(self.tables),
+                    first_slot=first_slot,
+                    end_slot=slots,
+                )
+            )
+        self.num_slots = slots
+        self._build_tensors(local_bases)
+
+    @property
+    def key_space(self) -> int:
+        """The number of keys, all tables together."""
+        return self._key_bases[-1]
+
+    @property
+    def slot_names(self) -> list[tuple[str, str]]:
+        """(feature, table) of each slot."""
+        return [(feature, table.name) for table in self.tables for feature in table.features]
+
+    def _build_tensors(self, local_bases: list[list[int]]) -> None:
+        def to_device(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
+        num_tables, num_ranks = len(self.tables), self.world_size
+        self._key_bases = list(accumulate((table.rows for table in self.tables), initial=0))
+        # One above the last key is the padding of static-shape dedup and must fit, too.
+        self.key_dtype = torch.int32 if self.key_space < INT32_MAX else torch.int64
+
+        slot_tables = [t for t, table in enumerate(self.tables) for _ in table.features]
+        self.slot_key_bases_S = to_device([self._key_bases[t] for t in slot_tables], torch.int64)
+        self.slot_rows_S = to_device([self.tables[t].rows for t in slot_tables], torch.int64)
+
+        starts, shifts = [], []
+        for base, table, local in zip(self._key_bases, self.tables, local_bases, strict=False):
+            for r in range(num_ranks):
+                starts.append(base + table.row_starts[r])
+                shifts.append(local[r] - starts[-1])
+        starts.append(self.key_space)
+        self.segment_starts_G1 = to_device(starts, self.key_dtype)
+        # local row = key + row_shift of its segment
+        self.row_shifts_G = to_device(shifts, torch.int64)
+
+        segments = torch.arange(num_tables * num_ranks).view(num_tables, num_ranks)
+        bucket_of_table = torch.tensor(
+            [k for k, b in enumerate(self.buckets) for _ in range(b.first_table, b.end_table)],
+            dtype=torch.int64,
+        )
+        self.owner_of_segment_G = (segments % num_ranks).flatten().to(self.device)
+        self.bucket_of_segment_G = (
+            bucket_of_table[:, None].expand(-1, num_ranks).reshape(-1).to(self.device)
+        )
+        self.bucket_of_table_T = bucket_of_table.to(self.device)
+        # On the wire: owner, bucket, table.  In the row matrices: bucket, owner, table.
+        self.wire_order_G = segments.t().reshape(-1).to(self.device)
+        self.row_order_G = torch.cat(
+            [segments[b.first_table : b.end_table].t().reshape(-1) for b in self.buckets]
+        ).to(self.device)

@@ -1,0 +1,226 @@
+"""The owner's lookup: one FBGEMM table per bucket, one call per bucket.
+
+FBGEMM's table-batched embedding is built with a single table of all the bucket's local rows, so
+a lookup needs no grouping by table: local row numbers are the ids, one per bag.  The update is
+FBGEMM's fused optimizer in backward, which sums the gradients of a row asked for by several
+ranks before it applies them.
+
+To TorchRec the bucket still looks like its separate tables: weights and optimizer state are
+views under TorchRec's own names, so state dicts and optimizer keys are those of stock shardings.
+"""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.distributed.batched_embedding_kernel import (
+    BaseBatchedEmbeddingBag,
+    BatchedFusedEmbeddingBag,
+    EmbeddingFusedOptimizer,
+)
+from torchrec.distributed.embedding_kernel import BaseEmbedding
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    compute_kernel_to_embedding_location,
+)
+from torchrec.modules.embedding_configs import data_type_to_sparse_type
+
+from fusedrec_torchrec.exchange.context import ReceivedRows
+from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
+
+__all__ = ["BucketKernel", "BucketTable", "FusedLookup", "check_bucket"]
+
+CPU_OPTIMIZERS = (
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+)
+CUDA_OPTIMIZERS = (
+    *CPU_OPTIMIZERS,
+    EmbOptimType.ADAM,
+    EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    EmbOptimType.LAMB,
+    EmbOptimType.PARTIAL_ROWWISE_LAMB,
+    EmbOptimType.LARS_SGD,
+)
+CPU_KERNELS = (EmbeddingComputeKernel.FUSED,)
+CUDA_KERNELS = (
+    *CPU_KERNELS,
+    EmbeddingComputeKernel.FUSED_UVM,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING,
+)
+DATA_TYPES = (SparseType.FP32, SparseType.FP16)
+# State tensors that FBGEMM's optimizers keep per row or per element.
+STATE_PREFIXES = ("momentum1", "momentum2", "prev_iter", "row_counter")
+
+
+def _values(members: tuple[Any, ...]) -> list[str]:
+    return [str(member.value) for member in members]
+
+
+def check_bucket(config: GroupedEmbeddingConfig, device: torch.device) -> None:
+    """Refuses what the kernel cannot do, by table, with what it can."""
+    on_cuda = device.type == "cuda"
+    kernels = CUDA_KERNELS if on_cuda else CPU_KERNELS
+    optimizers = CUDA_OPTIMIZERS if on_cuda else CPU_OPTIMIZERS
+    optimizer = (config.fused_params or {}).get("optimizer", EmbOptimType.EXACT_SGD)
+    for table in config.embedding_tables:
+        where = f"table {table.name!r} (fused_row_wise on {device.type})"
+        if table.local_cols % 4 or table.local_cols <= 0:
+            raise ValueError(
+                f"{where}: embedding_dim is {table.local_cols}, must be a positive multiple of 4"
+            )
+        if table.compute_kernel not in kernels:
+            raise ValueError(
+                f"{where}: compute_kernel is {table.compute_kernel.value!r}, must be one of "
+                f"{_values(kernels)}"
+            )
+        if optimizer not in optimizers:
+            raise ValueError(
+                f"{where}: optimizer is {optimizer.value!r}, must be one of {_values(optimizers)}"
+            )
+        if data_type_to_sparse_type(table.data_type) not in DATA_TYPES:
+            raise ValueError(
+                f"{where}: data_type is {table.data_type.value!r}, must be one of "
+                f"{[t.name for t in DATA_TYPES]}"
+            )
+        if table.use_virtual_table:
+            raise ValueError(f"{where}: use_virtual_table is True, must be False")
+
+
+class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
+    """A single FBGEMM table that shows itself as the tables it is made of.
+
+    FBGEMM finds tables in its buffers through ``embedding_specs`` and lists of physical offsets,
+    and uses these only where it hands out views (``split_embedding_weights``,
+    ``split_optimizer_states``).  Setting them per table after construction is all it takes.
+    """
+
+    def __init__(
+        self,
+        table_rows: list[int],
+        dim: int,
+        location: EmbeddingLocation,
+        compute_device: ComputeDevice,
+        **kwargs: Any,
+    ) -> None:
+        # FBGEMM tells its devices apart by the table that is not empty: keep one spare row.
+        total = max(sum(table_rows), 1)
+        super().__init__(
+            embedding_specs=[(total, dim, location, compute_device)],
+            feature_table_map=[0],
+            pooling_mode=PoolingMode.SUM,
+            **kwargs,
+        )
+        starts = list(accumulate(table_rows, initial=0))[:-1]
+        self.embedding_specs = [(rows, dim, location, compute_device) for rows in table_rows]
+        for prefix in ("weights", *STATE_PREFIXES):
+            if not hasattr(self, f"{prefix}_physical_offsets"):
+                continue
+            elements = sum(
+                getattr(self, f"{prefix}_{place}").numel() for place in ("dev", "host", "uvm")
+            )
+            per_row = dim if elements >= total * dim else 1
+            first = getattr(self, f"{prefix}_physical_offsets")[0]
+            setattr(self, f"{prefix}_physical_offsets", [first + s * per_row for s in starts])
+            placement = getattr(self, f"{prefix}_physical_placements")[0]
+            setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
+
+
+class BucketKernel(BatchedFusedEmbeddingBag):
+    """TorchRec's embedding kernel around a ``BucketTable``."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        # Not BatchedFusedEmbeddingBag.__init__: it would build an FBGEMM table per table.
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device)
+        device = device or torch.device("cpu")
+        check_bucket(config, device)
+        on_cuda = device.type == "cuda"
+        weights_precision = data_type_to_sparse_type(config.data_type)
+        fused_params = dict(config.fused_params or {})
+        fused_params.setdefault("cache_precision", weights_precision)
+        # Ids are checked on the requester, with an error instead of a silent row 0.
+        fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
+        self._emb_module = BucketTable(
+            table_rows=self._local_rows,
+            dim=self._local_cols[0],
+            location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
+            if on_cuda
+            else EmbeddingLocation.HOST,
+            compute_device=ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
+            weights_precision=weights_precision,
+            device=device,
+            table_names=["+".join(table.name for table in config.embedding_tables)],
+            **fused_params,
+        )
+        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self._offsets = torch.empty(0, dtype=torch.int32, device=device)
+        self.init_parameters()
+
+    def one_id_per_bag(self, ids: int) -> torch.Tensor:
+        """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""
+        if self._offsets.numel() <= ids:
+            self._offsets = torch.arange(
+                2 * ids + 1, dtype=torch.int32, device=self._offsets.device
+            )
+        return self._offsets[: ids + 1]
+
+    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))
+
+
+class FusedLookup(GroupedPooledEmbeddingsLookup):
+    """Local rows in the order of arrival to a flat buffer of rows in the same order."""
+
+    def _create_embedding_kernel(  # type: ignore[override]
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        pg: dist.ProcessGroup | None,
+        *_: Any,
+    ) -> BaseEmbedding:
+        return BucketKernel(config, pg, device)
+
+    def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:  # type: ignore[override]
+        counts = sparse_features.counts_in
+        rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
+        found = [
+            kernel(rows_R)
+            for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True)
+        ]
+        elements = [
+            [n * rows_RD.size(1) for n, rows_RD in zip(row, found, strict=True)] for row in counts
+        ]
+        return rank_major([rows_RD.view(-1) for rows_RD in found], elements)
+
+    def prefetch(  # type: ignore[override]
+        self, sparse_features: ReceivedRows, forward_stream: torch.Stream | None = None
+    ) -> None:
+        """Brings rows of host memory into the device's cache ahead of the lookup."""
+        rows_per_bucket = bucket_major(sparse_features.rows_R, sparse_features.counts_in)
+        for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True):
+            location = kernel.emb_module.embedding_specs[0][2]
+            if location == EmbeddingLocation.MANAGED_CACHING:
+                kernel.emb_module.prefetch(
+                    indices=rows_R,
+                    offsets=kernel.one_id_per_bag(rows_R.numel()),
+                    forward_stream=forward_stream,
+                )

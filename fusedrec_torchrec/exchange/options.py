@@ -1,0 +1,55 @@
+"""The settings of the fused exchange that a user can choose."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+__all__ = ["ExchangeOptions"]
+
+INPUT_DISTS = ("single_shot", "exact_counts")
+EXTRA_FEATURES = ("error", "ignore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """How ids travel and what is accepted as input.
+
+    Attributes:
+        input_dist: ``"single_shot"`` sends counts and ids in one all-to-all of fixed capacity
+            (three collectives a training step); ``"exact_counts"`` sends the counts first and
+            then exactly the ids (four collectives, no padding).
+        hash_ids: tables whose ids are raw 64-bit values to be hashed into the table's rows,
+            by name; ``True`` means all fused tables, ``False`` none.
+        hash_seed: seed of the hash.  A trained table only makes sense with the seed it was
+            trained with.
+        extra_features: what to do with a feature of the batch that belongs to no table of any
+            module sharded by the same set of sharders: ``"error"`` or ``"ignore"``.
+        capacity_slack: head room of the single-shot messages: a rank that needs room for n ids
+            asks for ``n * (1 + capacity_slack)``.
+    """
+
+    input_dist: str = "single_shot"
+    hash_ids: bool | Collection[str] = False
+    hash_seed: int = 0
+    extra_features: str = "error"
+    capacity_slack: float = 0.125
+
+    def __post_init__(self) -> None:
+        if self.input_dist not in INPUT_DISTS:
+            raise ValueError(f"input_dist is {self.input_dist!r}, must be one of {INPUT_DISTS}")
+        if self.extra_features not in EXTRA_FEATURES:
+            raise ValueError(
+                f"extra_features is {self.extra_features!r}, must be one of {EXTRA_FEATURES}"
+            )
+        if isinstance(self.hash_ids, str):
+            raise ValueError(
+                f"hash_ids is the string {self.hash_ids!r}, must be True, False or a collection "
+                f"of table names such as [{self.hash_ids!r}]"
+            )
+        if not 0 <= self.capacity_slack <= 10:
+            raise ValueError(f"capacity_slack is {self.capacity_slack}, must be in [0, 10]")
+
+    def hashes(self, table_name: str) -> bool:
+        """Whether ids of this table are raw values to be hashed."""
+        if isinstance(self.hash_ids, bool):
+            return self.hash_ids
+        return table_name in self.hash_ids

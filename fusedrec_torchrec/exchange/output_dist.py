@@ -1,0 +1,146 @@
+"""The output dist: ONE all-to-all of rows to their requesters, ONE of gradients back, pooling.
+
+Rows of all buckets travel flattened in the same buffer.  Like TorchRec's own collectives it is
+cut in two autograd nodes, so that forward and backward both launch the all-to-all in one node
+and wait for it in the other, with whatever else is ready running in between.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
+from torchrec.distributed.types import Awaitable, LazyAwaitable
+
+from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.pooling import pool
+from fusedrec_torchrec.exchange.regroup import bucket_major
+
+__all__ = ["FusedOutputDist"]
+
+
+class _RowExchange:
+    """One batch's all-to-all of rows and, backward, of gradients."""
+
+    def __init__(self, pg: dist.ProcessGroup, sent: list[int], received: list[int]) -> None:
+        self._pg = pg
+        self._sent = sent
+        self._received = received
+        self._work: dist.Work | None = None
+        self._result: torch.Tensor | None = None
+        self._in_flight: torch.Tensor | None = None
+
+    def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
+        receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
+        self._in_flight = flat.contiguous()
+        self._result = flat.new_empty(sum(receive))
+        self._work = dist.all_to_all_single(
+            self._result, self._in_flight, receive, send, group=self._pg, async_op=True
+        )
+        return self._result
+
+    def finish(self) -> torch.Tensor:
+        assert self._work is not None and self._result is not None
+        self._work.wait()
+        result = self._result
+        self._work = self._result = self._in_flight = None
+        return result
+
+    @property
+    def world_size(self) -> int:
+        return self._pg.size()
+
+
+class _Launch(Function):
+    """Forward: start sending rows.  Backward: finish receiving gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
+        ctx.exchange = exchange
+        return exchange.start(flat, backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        grad = ctx.exchange.finish()
+        if get_gradient_division():
+            grad.div_(ctx.exchange.world_size)
+        return grad, None
+
+
+class _Wait(Function):
+    """Forward: finish receiving rows.  Backward: start sending gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, launched: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
+        ctx.exchange = exchange
+        return exchange.finish().view_as(launched)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.exchange.start(grad, backward=True)
+        return grad, None  # only tells autograd that there is a gradient; _Launch has the real one
+
+
+class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torch.Tensor]):
+    """Owner's rows to the requester's output."""
+
+    def __init__(self, pg: dist.ProcessGroup, layout: ExchangeLayout) -> None:
+        super().__init__()
+        self._pg = pg
+        self._dims = [bucket.dim for bucket in layout.buckets]
+
+    def forward(
+        self, local_embs: torch.Tensor, sharding_ctx: FusedShardingContext | None = None
+    ) -> Awaitable[torch.Tensor]:
+        assert sharding_ctx is not None
+        return PooledRowsAwaitable(self._pg, self._dims, local_embs.view(-1), sharding_ctx)
+
+
+class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
+    """The output of one module's fused tables."""
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        dims: list[int],
+        flat_rows: torch.Tensor,
+        context: FusedShardingContext,
+    ) -> None:
+        super().__init__()
+
+        def elements(counts: list[list[int]]) -> list[list[int]]:
+            return [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
+
+        self._dims = dims
+        self._context = context
+        self._out_sizes = elements(context.counts_out)
+        self._exchange = _RowExchange(
+            pg,
+            sent=[sum(row) for row in elements(context.counts_in)],
+            received=[sum(row) for row in self._out_sizes],
+        )
+        self._launched = _Launch.apply(flat_rows, self._exchange)
+
+    def _wait_impl(self) -> torch.Tensor:
+        context = self._context
+        flat = _Wait.apply(self._launched, self._exchange)
+        weights = (
+            [None] * len(self._dims)
+            if context.weights_N is None
+            else context.weights_N.split(context.ids_per_bucket)
+        )
+        outputs = [
+            pool(rows.view(-1, dim), weights_N, bags)
+            for rows, dim, weights_N, bags in zip(
+                bucket_major(flat, self._out_sizes), self._dims, weights, context.bags, strict=True
+            )
+        ]
+        if context.variable_batch_per_feature:
+            outputs = [output.flatten() for output in outputs]
+        if len(outputs) == 1:
+            return outputs[0]
+        side_by_side = all(bags.width for bags in context.bags) and outputs[0].dim() == 2
+        return torch.cat(outputs, dim=1 if side_by_side else 0)

@@ -1,0 +1,231 @@
+"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from fusedrec_torchrec.exchange.lookup import CPU_KERNELS, CUDA_KERNELS
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.modules import (
+    FusedShardedEmbeddingBagCollection,
+    FusedShardedEmbeddingCollection,
+    FusedShardedFeatureProcessedEmbeddingBagCollection,
+)
+from fusedrec_torchrec.sharding_type import FusedShardingType
+
+__all__ = [
+    "FusedEmbeddingBagCollectionSharder",
+    "FusedEmbeddingCollectionSharder",
+    "FusedFeatureProcessedEmbeddingBagCollectionSharder",
+    "fused_sharders",
+]
+
+FUSED = FusedShardingType.FUSED_ROW_WISE.value
+
+
+class _FusedTypeMixin:
+    """Adds the fused sharding type and its kernels to what a sharder offers to planners."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
+        return [*types, FUSED] if compute_device_type in ("cpu", "cuda") else types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        if sharding_type != FUSED:
+            kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
+            return kernels
+        members: tuple[EmbeddingComputeKernel, ...] = (
+            CUDA_KERNELS if compute_device_type == "cuda" else CPU_KERNELS
+        )
+        return [kernel.value for kernel in members]
+
+
+class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollectionSharder):
+    """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
+        options: settings of the fused exchange.
+        known_features: see ``fused_sharders``; a set of its own if None.
+    """
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        sharded_module_order_overwrite: list[str] | None = None,
+        *,
+        options: ExchangeOptions | None = None,
+        known_features: set[str] | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry, sharded_module_order_overwrite)
+        self._options = options or ExchangeOptions()
+        self._known_features = set() if known_features is None else known_features
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedEmbeddingBagCollection:
+        return FusedShardedEmbeddingBagCollection(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            sharded_module_order_overwrite=self._sharded_module_order_overwrite,
+            options=self._options,
+            known_features=self._known_features,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedEmbeddingBagCollection]:
+        return FusedShardedEmbeddingBagCollection
+
+
+class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharder):
+    """TorchRec's ``EmbeddingCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        fused_params, qcomm_codecs_registry: as in TorchRec.
+        use_index_dedup: as in TorchRec, for the stock tables of a module.  Fused tables always
+            deduplicate, on CPU too.
+        options: settings of the fused exchange.
+        known_features: see ``fused_sharders``; a set of its own if None.
+    """
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+        *,
+        options: ExchangeOptions | None = None,
+        known_features: set[str] | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
+        self._options = options or ExchangeOptions()
+        self._known_features = set() if known_features is None else known_features
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedEmbeddingCollection:
+        has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
+        # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
+        on_cuda = device is not None and device.type == "cuda"
+        return FusedShardedEmbeddingCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
+            module_fqn=module_fqn,
+            options=self._options,
+            known_features=self._known_features,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedEmbeddingCollection]:
+        return FusedShardedEmbeddingCollection
+
+
+class FusedFeatureProcessedEmbeddingBagCollectionSharder(
+    _FusedTypeMixin, FeatureProcessedEmbeddingBagCollectionSharder
+):
+    """TorchRec's ``FeatureProcessedEmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        ebc_sharder: shards the tables; a ``FusedEmbeddingBagCollectionSharder`` if None.
+        qcomm_codecs_registry: as in TorchRec.
+    """
+
+    def __init__(
+        self,
+        ebc_sharder: FusedEmbeddingBagCollectionSharder | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(
+            ebc_sharder
+            or FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=qcomm_codecs_registry),
+            qcomm_codecs_registry,
+        )
+
+    def shard(
+        self,
+        module: FeatureProcessedEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedFeatureProcessedEmbeddingBagCollection:
+        return FusedShardedFeatureProcessedEmbeddingBagCollection(
+            module,
+            params,
+            ebc_sharder=self._ebc_sharder,
+            env=env,
+            device=device or torch.device("cuda"),
+            module_fqn=module_fqn,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedFeatureProcessedEmbeddingBagCollection]:
+        return FusedShardedFeatureProcessedEmbeddingBagCollection
+
+
+def fused_sharders(
+    fused_params: dict[str, Any] | None = None,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    options: ExchangeOptions | None = None,
+) -> list[ModuleSharder[nn.Module]]:
+    """A drop-in for TorchRec's ``get_default_sharders()``.
+
+    The sharders of EmbeddingBagCollection, EmbeddingCollection and feature-processed
+    EmbeddingBagCollection are ours, the others TorchRec's.  Ours know the features of all modules
+    they shard, so that modules can share a batch and an unknown feature is still an error.
+
+    Args:
+        fused_params: optimizer and its settings for all embedding tables, as in TorchRec.
+        qcomm_codecs_registry: as in TorchRec, for stock tables.
+        options: settings of the fused exchange.
+    """
+    known_features: set[str] = set()
+    ebc = FusedEmbeddingBagCollectionSharder(
+        fused_params, qcomm_codecs_registry, options=options, known_features=known_features
+    )
+    ours: Sequence[ModuleSharder[Any]] = (
+        ebc,
+        FusedEmbeddingCollectionSharder(
+            fused_params, qcomm_codecs_registry, options=options, known_features=known_features
+        ),
+        FusedFeatureProcessedEmbeddingBagCollectionSharder(ebc, qcomm_codecs_registry),
+    )
+    replaced = {sharder.module_type for sharder in ours}
+    others = [s for s in get_default_sharders() if s.module_type not in replaced]
+    return [*cast(list[ModuleSharder[nn.Module]], list(ours)), *others]

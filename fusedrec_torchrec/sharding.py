@@ -1,0 +1,117 @@
+"""``fused_row_wise`` as a TorchRec ``EmbeddingSharding``: plan in, stages of the data path out.
+
+Derives from TorchRec's row-wise sharding, which already describes tables split by row ranges
+over all ranks, with their ShardedTensor and DTensor metadata.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
+from torchrec.distributed.types import EnumerableShardingSpec, QuantizedCommCodecs, ShardingEnv
+from torchrec.modules.embedding_configs import PoolingType
+
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.input_dist import FusedInputDist
+from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
+from fusedrec_torchrec.exchange.lookup import FusedLookup, check_bucket
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
+
+__all__ = ["FusedEmbeddingSharding"]
+
+
+class FusedEmbeddingSharding(
+    BaseRwEmbeddingSharding[FusedShardingContext, ReceivedRows, torch.Tensor, torch.Tensor]
+):
+    """All ``fused_row_wise`` tables of one module.
+
+    Args:
+        sharding_infos: the tables and their part of the plan.
+        env: ranks and process group.
+        device: where tables and batches live.
+        pooled: whether ids are pooled (EmbeddingBagCollection) or not (EmbeddingCollection).
+        qcomm_codecs_registry: TorchRec's codecs; not applied to fused tables.
+    """
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        pooled: bool = True,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        if env.process_group is None:
+            raise ValueError("env.process_group is None, fused_row_wise needs a process group")
+        for info in sharding_infos:
+            check_row_ranges(info, env.world_size)
+        super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
+        self.options = ExchangeOptions()
+        self._pooled = pooled
+        self._mean_tables = {
+            info.embedding_config.name
+            for info in sharding_infos
+            if info.embedding_config.pooling == PoolingType.MEAN
+        }
+        self._grouped_embedding_configs_per_rank = group_into_buckets(self._shard(sharding_infos))
+        self._grouped_embedding_configs = self._grouped_embedding_configs_per_rank[self._rank]
+        for config in self._grouped_embedding_configs:
+            check_bucket(config, self._device)
+        self.layout = ExchangeLayout(self._grouped_embedding_configs_per_rank, self._device)
+
+    def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
+        mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
+        return FusedInputDist(
+            self._group(), self.layout, self.options, mean_S if self._pooled else None
+        )
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> FusedLookup:
+        return FusedLookup(
+            grouped_configs=self._grouped_embedding_configs,
+            pg=self._pg,
+            device=device or self._device,
+        )
+
+    def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:
+        return FusedOutputDist(self._group(), self.layout)
+
+    def _group(self) -> torch.distributed.ProcessGroup:
+        assert self._pg is not None
+        return self._pg
+
+
+def check_row_ranges(info: EmbeddingShardingInfo, world_size: int) -> None:
+    """Refuses plans other than one contiguous row range per rank, in rank order."""
+    config, spec = info.embedding_config, info.param_sharding.sharding_spec
+    where = f"plan of table {config.name!r} (fused_row_wise)"
+    if not isinstance(spec, EnumerableShardingSpec):
+        raise ValueError(f"{where}: sharding_spec is {spec}, must be an EnumerableShardingSpec")
+    ranks = [shard.placement.rank() if shard.placement else None for shard in spec.shards]
+    if ranks != list(range(world_size)):
+        raise ValueError(
+            f"{where}: shards lie on ranks {ranks}, must be one shard on each of ranks "
+            f"{list(range(world_size))}, in this order (a shard may have no rows)"
+        )
+    _check_contiguous(where, spec.shards, config.num_embeddings, config.embedding_dim)
+
+
+def _check_contiguous(where: str, shards: Sequence[Any], rows: int, dim: int) -> None:
+    start = 0
+    for shard in shards:
+        size, offset = list(shard.shard_sizes), list(shard.shard_offsets)
+        if offset != [start, 0] or size[1] != dim or size[0] < 0:
+            raise ValueError(
+                f"{where}: shard of rank {shard.placement.rank()} has offset {offset} and size "
+                f"{size}, must have offset {[start, 0]} and all {dim} columns"
+            )
+        start += size[0]
+    if start != rows:
+        raise ValueError(f"{where}: shards have {start} rows in total, must be {rows}")

@@ -1,0 +1,85 @@
+"""``fused_row_wise()`` for hand-written plans, next to TorchRec's ``row_wise()`` and others."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    calculate_shard_sizes_and_offsets,
+)
+from torchrec.distributed.sharding_plan import placement as placement_of
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingType,
+    ShardMetadata,
+)
+
+from fusedrec_torchrec.sharding_type import FusedShardingType
+
+__all__ = ["fused_row_wise"]
+
+
+def fused_row_wise(
+    rows_per_rank: Sequence[int] | None = None,
+    compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
+) -> ParameterShardingGenerator:
+    """A generator for TorchRec's ``construct_module_sharding_plan``.
+
+    Args:
+        rows_per_rank: how many consecutive rows each rank owns; TorchRec's even split if None.
+        compute_kernel: ``"fused"``, or on CUDA also ``"fused_uvm"`` and ``"fused_uvm_caching"``.
+
+    Example::
+
+        plan = construct_module_sharding_plan(
+            ebc,
+            {"table_0": fused_row_wise(), "table_1": fused_row_wise([10, 90])},
+            sharder=FusedEmbeddingBagCollectionSharder(),
+        )
+    """
+
+    def generate(
+        param: nn.Parameter,
+        local_size: int,
+        world_size: int,
+        device_type: str,
+        sharder: ModuleSharder[nn.Module],
+    ) -> ParameterSharding:
+        rows, dim = param.shape
+        if rows_per_rank is None:
+            sizes, offsets = calculate_shard_sizes_and_offsets(
+                param, world_size, local_size, ShardingType.ROW_WISE.value
+            )
+        else:
+            if (
+                len(rows_per_rank) != world_size
+                or sum(rows_per_rank) != rows
+                or min(rows_per_rank) < 0
+            ):
+                raise ValueError(
+                    f"rows_per_rank is {list(rows_per_rank)}, must be {world_size} numbers of at "
+                    f"least 0 that add up to {rows}"
+                )
+            sizes = [[n, dim] for n in rows_per_rank]
+            offsets = [[start, 0] for start in list(accumulate(rows_per_rank, initial=0))[:-1]]
+        return ParameterSharding(
+            sharding_type=FusedShardingType.FUSED_ROW_WISE.value,
+            compute_kernel=compute_kernel,
+            ranks=list(range(world_size)),
+            sharding_spec=EnumerableShardingSpec(
+                [
+                    ShardMetadata(
+                        shard_offsets=offset,
+                        shard_sizes=size,
+                        placement=placement_of(device_type, rank, local_size),
+                    )
+                    for rank, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
+                ]
+            ),
+        )
+
+    return generate

@@ -1,0 +1,113 @@
+"""Real processes with a gloo process group, kept alive between tests.
+
+Starting a process costs seconds of imports, a test milliseconds: a ``Cluster`` starts its ranks
+once and runs module-level functions on all of them.
+"""
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 120
+
+
+class RankFailure(AssertionError):
+    """A function failed on at least one rank; the text holds every rank's traceback."""
+
+
+def _rank_main(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    )
+    import logging
+
+    import torch
+    import torch.distributed as dist
+
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    while (job := pipe.recv()) is not None:
+        function, args, kwargs = job
+        try:
+            pipe.send((True, function(*args, **kwargs)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Cluster:
+    """``world_size`` processes in one gloo group."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._processes: list[mp.process.BaseProcess] = []
+        self._pipes: list[Connection] = []
+
+    def start(self) -> None:
+        context = mp.get_context("spawn")
+        self._directory = tempfile.TemporaryDirectory()
+        store = str(Path(self._directory.name) / "store")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank_main, args=(rank, self.world_size, store, theirs), daemon=True
+            )
+            process.start()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Runs a module-level function on every rank; returns the results by rank."""
+        if not self._processes:
+            self.start()
+        for pipe in self._pipes:
+            pipe.send((function, args, kwargs))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(TIMEOUT_SECONDS):
+                self.stop(kill=True)
+                raise RankFailure(f"rank {rank} did not answer within {TIMEOUT_SECONDS} s")
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                self.stop(kill=True)
+                raise RankFailure(f"rank {rank} died") from None
+        failures = [f"rank {r}:\n{text}" for r, (ok, text) in enumerate(answers) if not ok]
+        if failures:
+            self.stop(kill=True)  # ranks may be out of step now
+            raise RankFailure("\n".join(failures))
+        return [result for _, result in answers]
+
+    def stop(self, kill: bool = False) -> None:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            if kill:
+                process.kill()
+            else:
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        if self._processes:
+            self._directory.cleanup()
+        self._processes, self._pipes = [], []

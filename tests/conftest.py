@@ -1,0 +1,45 @@
+"""Clusters of real gloo processes, one of each size per test session."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.cluster import Cluster
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Callable[[int], Cluster]]:
+    started: dict[int, Cluster] = {}
+
+    def get(world_size: int) -> Cluster:
+        if world_size not in started:
+            started[world_size] = Cluster(world_size)
+        return started[world_size]
+
+    yield get
+    for cluster in started.values():
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster_1(clusters: Callable[[int], Cluster]) -> Cluster:
+    return clusters(1)
+
+
+@pytest.fixture(scope="session")
+def cluster_2(clusters: Callable[[int], Cluster]) -> Cluster:
+    return clusters(2)
+
+
+@pytest.fixture(scope="session")
+def cluster_4(clusters: Callable[[int], Cluster]) -> Cluster:
+    return clusters(4)

@@ -1,0 +1,131 @@
+"""EmbeddingBagCollection: outputs, weights and optimizer state equal the unsharded module's."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.case import Case, Table
+from tests.cluster import Cluster
+from tests.parity import run_and_check
+
+OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
+MIXED_DIMS = (
+    Table("a", 50, dim=8, pooling="mean"),
+    Table("b", 33, dim=16),
+    Table("c", 7, dim=8),
+    Table("d", 130, dim=4, pooling="mean"),
+)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
+def test_training_equals_unsharded_and_stock(
+    clusters: Callable[[int], Cluster], world_size: int, optimizer: str, integers: bool
+) -> None:
+    case = Case(
+        tables=MIXED_DIMS,
+        batch_sizes=(6,) * world_size,
+        optimizer=optimizer,
+        integers=integers,
+    )
+    clusters(world_size).run(run_and_check, case, also_stock=True)
+
+
+@pytest.mark.parametrize("input_dist", ["single_shot", "exact_counts"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_uneven_batches(
+    clusters: Callable[[int], Cluster], world_size: int, input_dist: str
+) -> None:
+    case = Case(
+        tables=MIXED_DIMS,
+        batch_sizes=(3, 9, 1, 5)[:world_size],
+        optimizer="rowwise_adagrad",
+        input_dist=input_dist,
+    )
+    clusters(world_size).run(run_and_check, case)
+
+
+@pytest.mark.parametrize("batch_sizes", [(0, 4), (4, 0), (0, 0)])
+def test_empty_batches(cluster_2: Cluster, batch_sizes: tuple[int, ...]) -> None:
+    cluster_2.run(run_and_check, Case(tables=MIXED_DIMS, batch_sizes=batch_sizes))
+
+
+def test_no_ids_at_all(cluster_2: Cluster) -> None:
+    cluster_2.run(run_and_check, Case(tables=MIXED_DIMS, batch_sizes=(3, 3), lengths=(0,)))
+
+
+def test_one_id_per_bag(cluster_2: Cluster) -> None:
+    case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), lengths=(1,), optimizer="adagrad")
+    cluster_2.run(run_and_check, case)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (0, 1, 2, 4)])
+def test_weighted(cluster_2: Cluster, lengths: tuple[int, ...]) -> None:
+    case = Case(
+        tables=tuple(Table(t.name, t.rows, t.dim) for t in MIXED_DIMS),
+        batch_sizes=(5, 4),
+        weighted=True,
+        lengths=lengths,
+        optimizer="rowwise_adagrad",
+    )
+    cluster_2.run(run_and_check, case, also_stock=True)
+
+
+def test_weighted_feature_ids_int32(cluster_2: Cluster) -> None:
+    case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), id_dtype="int32", optimizer="adagrad")
+    cluster_2.run(run_and_check, case)
+
+
+def test_several_features_per_table_and_tables_per_feature(cluster_2: Cluster) -> None:
+    case = Case(
+        tables=(
+            Table("a", 20, features=("x", "y")),
+            Table("b", 30, features=("y", "z"), pooling="mean"),
+            Table("c", 25, dim=16, features=("x", "z", "w")),
+        ),
+        batch_sizes=(4, 7),
+        optimizer="rowwise_adagrad",
+    )
+    cluster_2.run(run_and_check, case, also_stock=False)
+
+
+@pytest.mark.parametrize("rows_per_rank", [(0, 50), (50, 0), (1, 49), (37, 13)])
+def test_uneven_row_ranges(cluster_2: Cluster, rows_per_rank: tuple[int, ...]) -> None:
+    case = Case(
+        tables=(Table("a", 50, rows_per_rank=rows_per_rank), Table("b", 3), Table("c", 1)),
+        batch_sizes=(6, 6),
+        optimizer="adagrad",
+    )
+    cluster_2.run(run_and_check, case)
+
+
+def test_fewer_rows_than_ranks(cluster_4: Cluster) -> None:
+    case = Case(tables=(Table("a", 1), Table("b", 2), Table("c", 5)), batch_sizes=(3, 2, 3, 4))
+    cluster_4.run(run_and_check, case)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_fp16_weights(cluster_2: Cluster, optimizer: str) -> None:
+    case = Case(
+        tables=(Table("a", 50, dtype="fp16"), Table("b", 20), Table("c", 9, dtype="fp16")),
+        batch_sizes=(5, 4),
+        optimizer=optimizer,
+    )
+    cluster_2.run(run_and_check, case)
+
+
+def test_fp16_outputs(cluster_2: Cluster) -> None:
+    case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), output_dtype="fp16")
+    cluster_2.run(run_and_check, case)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_variable_batch_per_feature(clusters: Callable[[int], Cluster], world_size: int) -> None:
+    case = Case(
+        tables=MIXED_DIMS,
+        batch_sizes=(5, 4, 6, 3)[:world_size],
+        vbe=True,
+        optimizer="rowwise_adagrad",
+    )
+    clusters(world_size).run(run_and_check, case)
