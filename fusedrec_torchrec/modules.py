@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torchrec.distributed.embedding import (
+    EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext,
     ShardedEmbeddingCollection,
 )
@@ -30,13 +31,15 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.fp_embedding_modules import apply_feature_processors_to_kjt
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FusedShardingType
 
@@ -158,20 +161,25 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def _columns_without_divisor(self) -> torch.Tensor:
         """Output columns that TorchRec's divisor for row-wise mean pooling must leave alone.
 
-        TorchRec divides all columns by the bags' lengths (plus an epsilon) as soon as one
-        row-wise table is mean-pooled, those of other shardings included.
+        As soon as one row-wise table is mean-pooled, TorchRec divides all columns by the lengths
+        of their bags plus an epsilon, also those that were pooled already and those of sums.
         """
-        divided: list[bool] = []
+        mean: dict[str, bool] = {}
+        for config in self._embedding_bag_configs:
+            is_mean = config.pooling == PoolingType.MEAN
+            # Outputs are named by the feature, or by both if several tables have the feature.
+            for feature in config.feature_names:
+                mean[feature] = mean[f"{feature}@{config.name}"] = is_mean
+        untouched: list[bool] = []
         for sharding_type, sharding in zip(
             self._sharding_types, self._embedding_shardings, strict=True
         ):
-            for dim in sharding.embedding_dims():
-                divided.extend([sharding_type in MEAN_BY_DIVISOR] * dim)
-        return (
-            torch.tensor([not column for column in divided], device=self._device)
-            .nonzero()
-            .flatten()
-        )
+            for name, dim in zip(
+                sharding.embedding_names(), sharding.embedding_dims(), strict=True
+            ):
+                divided = sharding_type in MEAN_BY_DIVISOR and mean[name]
+                untouched.extend([not divided] * dim)
+        return torch.tensor(untouched, device=self._device).nonzero().flatten()
 
 
 class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
@@ -240,8 +248,58 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         batch = _canonical_or_rejected(self._canonical, features, self.fused_input_dist)
         awaitable = super().input_dist(ctx, batch)
         assert isinstance(awaitable, KJTListSplitsAwaitable)
-        ctx.sharding_contexts[self._fused_index] = awaitable.awaitables[self._fused_index].context  # type: ignore[attr-defined]
+        context = awaitable.awaitables[self._fused_index].context  # type: ignore[attr-defined]
+        ctx.sharding_contexts[self._fused_index] = context
+        if ctx.seq_vbe_ctx:
+            expand_sequences(
+                context,
+                ctx.seq_vbe_ctx[self._fused_index],
+                self.fused_input_dist.layout.buckets,
+            )
         return awaitable
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._finished(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._finished(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _finished(
+        self, ctx: EmbeddingCollectionContext, sequences: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        if self._fused_index is None:
+            return sequences
+        if ctx.seq_vbe_ctx:  # expanded already, TorchRec must not do it again
+            ctx.seq_vbe_ctx[self._fused_index] = None  # type: ignore[call-overload]
+        features = ctx.sharding_contexts[0].features_before_input_dist
+        if features is None or features.lengths().numel():
+            return sequences
+        assert isinstance(sequences, EmbeddingCollectionAwaitable)
+        return EmptySequencesAwaitable(
+            sequences._awaitables_per_sharding, self._embedding_names_per_sharding
+        )
+
+
+class EmptySequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """The output for a batch of no samples, which TorchRec cannot cut into sequences."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names_per_sharding: list[list[str]]
+    ) -> None:
+        super().__init__()
+        self._parts = list(zip(awaitables, names_per_sharding, strict=True))
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        sequences: dict[str, JaggedTensor] = {}
+        for awaitable, names in self._parts:
+            values = awaitable.wait()
+            lengths = torch.empty(0, dtype=torch.int32, device=values.device)
+            sequences |= {name: JaggedTensor(values, lengths=lengths) for name in names}
+        return sequences
 
 
 class FusedShardedFeatureProcessedEmbeddingBagCollection(

@@ -6,6 +6,7 @@ run for the unsharded reference.
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import LazyAwaitable, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
@@ -29,7 +30,7 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 import fusedrec_torchrec as fr
 
@@ -218,14 +219,14 @@ def prefix(case: Case) -> str:
 
 
 class Wrapper(nn.Module):
-    """A model with one embedding module, as DistributedModelParallel wants it."""
+    """A model with one embedding module; returns tensors, as DistributedDataParallel wants it."""
 
     def __init__(self, sparse: nn.Module) -> None:
         super().__init__()
         self.sparse = sparse
 
-    def forward(self, features: KeyedJaggedTensor) -> object:
-        return self.sparse(features)
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        return outputs_by_name(self.sparse(features))
 
 
 def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> DistributedModelParallel:
@@ -278,8 +279,10 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
     return model
 
 
-def outputs_by_name(output: object) -> dict[str, torch.Tensor]:
-    if isinstance(output, dict) or not hasattr(output, "to_dict"):
-        items = output.items() if isinstance(output, dict) else output.wait().items()  # type: ignore[attr-defined]
-        return {name: jagged.values() for name, jagged in items}
-    return output.to_dict()  # type: ignore[no-any-return]
+def outputs_by_name(output: Any) -> dict[str, torch.Tensor]:
+    """Pooled embeddings or sequence values by embedding name."""
+    if isinstance(output, LazyAwaitable):
+        output = output.wait()
+    if isinstance(output, KeyedTensor):
+        return output.to_dict()
+    return {name: jagged.values() for name, jagged in output.items()}

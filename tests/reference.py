@@ -38,9 +38,19 @@ class Run:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def unsharded_run(case: Case, world_size: int, learning_rates: list[float] | None = None) -> Run:
-    """Trains the unsharded module on all ranks' batches together."""
-    module = unsharded(case, "cpu")
+def unsharded_run(
+    case: Case,
+    world_size: int,
+    learning_rates: list[float] | None = None,
+    module: torch.nn.Module | None = None,
+) -> Run:
+    """Trains the unsharded module on all ranks' batches together.
+
+    With a variable batch per feature, TorchRec's sharded EmbeddingCollection puts sequences in
+    the order of the inverse indices and its unsharded one does not: there the reference trains
+    on the batch written out in full.
+    """
+    module = unsharded(case, "cpu") if module is None else module
     parameters = dict(module.named_parameters())
     weights = {t.name: parameters[f"{prefix(case)}.{t.name}.weight"] for t in case.tables}
     states: dict[str, torch.Tensor | None] = {}
@@ -59,6 +69,8 @@ def unsharded_run(case: Case, world_size: int, learning_rates: list[float] | Non
     for step in range(case.steps):
         lr = learning_rates[step] if learning_rates else case.learning_rate
         batches = [batch(case, step, rank) for rank in range(world_size)]
+        if case.vbe and case.kind == "ec":
+            batches = [written_out(b) for b in batches]
         run.outputs.append([unsharded_outputs(case, module, b) for b in batches])
         loss = torch.zeros(())
         for rank, outputs in enumerate(run.outputs[-1]):
@@ -99,6 +111,18 @@ def unsharded_outputs(
         for t in case.tables
         for f in t.feature_names
     }
+
+
+def written_out(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch with a variable batch per feature as one with the same batch for all."""
+    values, lengths = [], []
+    for feature, picks in zip(*features.inverse_indices(), strict=True):
+        jagged = features[feature].to_dense()
+        values.extend(jagged[int(pick)] for pick in picks)
+        lengths.extend(len(jagged[int(pick)]) for pick in picks)
+    return KeyedJaggedTensor(
+        keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(lengths)
+    )
 
 
 def update(

@@ -123,8 +123,14 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
             received=[sum(row) for row in self._out_sizes],
         )
         self._launched = _Launch.apply(flat_rows, self._exchange)
+        self._output: torch.Tensor | None = None
 
     def _wait_impl(self) -> torch.Tensor:
+        if self._output is None:  # waiting twice is allowed, receiving twice is not
+            self._output = self._receive_and_pool()
+        return self._output
+
+    def _receive_and_pool(self) -> torch.Tensor:
         context = self._context
         flat = _Wait.apply(self._launched, self._exchange)
         weights = (
