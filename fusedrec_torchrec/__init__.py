@@ -1,6 +1,7 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
@@ -15,6 +16,7 @@ __all__ = [
     "FusedEmbeddingBagCollectionSharder",
     "FusedEmbeddingCollectionSharder",
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
+    "FusedShardingPlanner",
     "FusedShardingType",
     "fused_row_wise",
     "fused_sharders",

@@ -127,8 +127,6 @@ class CanonicalFeatures:
         if values.device.type != self._device.type:
             raise ValueError(f"ids are on {values.device}, must be on {self._device}")
         lengths = features.lengths()
-        if lengths.is_floating_point():
-            raise ValueError(f"lengths are {lengths.dtype}, must be an integer type")
         variable = features.variable_stride_per_key()
         if variable:
             expected = sum(features.stride_per_key())

@@ -1,0 +1,193 @@
+"""Time and memory of fused tables; stock tables are estimated by TorchRec's own estimators.
+
+The estimates know nothing of the access distribution: they take ids to be uniform over a table's
+rows, which is the worst case for dedup.  N ids of a table of R rows then meet
+``R * (1 - (1 - 1/R)^N)`` distinct rows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.constants import (
+    DEFAULT_PERF_ESTIMATOR,
+    UVM_CACHING_RATIO,
+    kernel_bw_lookup,
+)
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import (
+    CollectiveType,
+    ParameterConstraints,
+    Perf,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+from torchrec.distributed.planner.utils import get_num_poolings
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+from fusedrec_torchrec.planner.enumerator import is_fused
+
+__all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "expected_unique", "optimizer_bytes"]
+
+STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
+ID_BYTES = 4  # on the wire
+# Per id of a batch on the requester: the id (8), its key (4), sorted key and order (4 + 8), rank
+# and inverse (4 + 4), row number before and after ordering by bag (4 + 4).
+BATCH_BYTES_PER_ID = 40
+
+# Elements of optimizer state of a row of the given dimension.
+STATE_PER_ROW: dict[EmbOptimType, Callable[[int], int]] = {
+    EmbOptimType.EXACT_SGD: lambda dim: 0,
+    EmbOptimType.EXACT_ADAGRAD: lambda dim: dim,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: lambda dim: 1,
+    EmbOptimType.ADAM: lambda dim: 2 * dim,
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: lambda dim: dim + 1,
+    EmbOptimType.LAMB: lambda dim: 2 * dim,
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: lambda dim: dim + 1,
+    EmbOptimType.LARS_SGD: lambda dim: dim,
+}
+
+
+def expected_unique(rows: int, ids: float) -> float:
+    """Distinct rows among ``ids`` uniform draws from ``rows`` rows."""
+    if rows <= 0 or ids <= 0:
+        return 0.0
+    return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else 1.0
+
+
+def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> int:
+    """Bytes of optimizer state of a shard; an optimizer we do not know counts as Adam."""
+    state = STATE_PER_ROW.get(optimizer, STATE_PER_ROW[EmbOptimType.ADAM])
+    return rows * state(dim) * STATE_BYTES
+
+
+def optimizer_of(option: ShardingOption, fused_params: dict[str, Any]) -> EmbOptimType:
+    """From ``apply_optimizer_in_backward`` if used, else from fused_params, else FBGEMM's SGD."""
+    classes = getattr(option.tensor, "_optimizer_classes", [None])
+    if classes[0] is not None:
+        return optimizer_type_to_emb_opt_type(classes[0])
+    return fused_params.get("optimizer", EmbOptimType.EXACT_SGD)
+
+
+class _Workload:
+    """What a batch asks of a fused table."""
+
+    def __init__(
+        self, option: ShardingOption, constraints: dict[str, ParameterConstraints] | None
+    ) -> None:
+        mine = (constraints or {}).get(option.name)
+        poolings = get_num_poolings(constraints, option)
+        batch_sizes = (mine.batch_sizes if mine else None) or [option.batch_size] * len(poolings)
+        self.rows, self.dim = option.tensor.shape
+        self.element_size = option.tensor.element_size()
+        self.ids = sum(
+            length * pooling * batch
+            for length, pooling, batch in zip(
+                option.input_lengths, poolings, batch_sizes, strict=True
+            )
+        )
+        self.bags = sum(p * b for p, b in zip(poolings, batch_sizes, strict=True))
+        self.output_rows = self.bags if option.is_pooled else self.ids
+        self.unique = expected_unique(self.rows, self.ids)
+
+
+class FusedPerfEstimator(ShardEstimator):
+    """Estimates fused options; hands the others to TorchRec's default estimator."""
+
+    def __init__(
+        self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
+    ) -> None:
+        self._topology = topology
+        self._constraints = constraints
+        self._stock = EmbeddingPerfEstimatorFactory.create(
+            DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints
+        )
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        stock = [option for option in sharding_options if not is_fused(option)]
+        self._stock.estimate(stock, sharder_data_map=sharder_data_map)
+        for option in filter(is_fused, sharding_options):
+            self._estimate_fused(option)
+
+    def _estimate_fused(self, option: ShardingOption) -> None:
+        topology, work = self._topology, _Workload(option, self._constraints)
+        ranks = topology.world_size
+        memory_bw = kernel_bw_lookup(
+            topology.compute_device,
+            option.compute_kernel,
+            topology.hbm_mem_bw,
+            topology.ddr_mem_bw,
+            topology.hbm_to_ddr_mem_bw,
+            option.cache_load_factor,
+        )
+        assert memory_bw is not None
+        wire_bw = topology.comms_bandwidths.get_bw(
+            topology.intra_group_size, ranks, CollectiveType.ALL_TO_ALL
+        )
+        row_bytes = work.dim * work.element_size
+        for shard in option.shards:
+            share = shard.size[0] / max(work.rows, 1)
+            # Every rank asks this shard for its share of the distinct rows of its batch.
+            asked = ranks * work.unique * share
+            remote = asked * (ranks - 1) / max(ranks, 1)
+            # As TorchRec counts: rows read from the table and outputs written, no copies between.
+            forward = (asked + work.output_rows) * row_bytes / memory_bw
+            shard.perf = Perf(
+                fwd_compute=forward,
+                fwd_comms=remote * row_bytes / wire_bw,
+                bwd_compute=forward * topology.bwd_compute_multiplier,
+                bwd_comms=remote * row_bytes / wire_bw,
+                input_dist_comms=remote * ID_BYTES / wire_bw,
+            )
+
+
+class FusedStorageEstimator(ShardEstimator):
+    """Memory of fused options: weights, optimizer state and the buffers of a batch.
+
+    Weights and state are exact.  Buffers are what a step needs at most if ids are uniform.
+    """
+
+    def __init__(
+        self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
+    ) -> None:
+        self._topology = topology
+        self._constraints = constraints
+        self._stock = EmbeddingStorageEstimator(topology=topology, constraints=constraints)
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        stock = [option for option in sharding_options if not is_fused(option)]
+        self._stock.estimate(stock, sharder_data_map=sharder_data_map)
+        for option in filter(is_fused, sharding_options):
+            fused_params = sharder_data_map[option.module_type_key].fused_params
+            for shard in option.shards:
+                shard.storage = self._storage(option, shard.size[0], fused_params)
+
+    def _storage(self, option: ShardingOption, rows: int, fused_params: dict[str, Any]) -> Storage:
+        work = _Workload(option, self._constraints)
+        weights = rows * work.dim * work.element_size
+        table = weights + optimizer_bytes(optimizer_of(option, fused_params), rows, work.dim)
+
+        row_bytes = work.dim * STATE_BYTES  # rows travel as float32
+        share = rows / max(work.rows, 1)
+        ranks = self._topology.world_size
+        looked_up = ranks * min(work.ids * share, rows) * row_bytes
+        received = min(work.ids, work.rows) * row_bytes
+        output = work.output_rows * row_bytes
+        # Rows and output have gradients of the same size.
+        buffers = work.ids * BATCH_BYTES_PER_ID + 2 * (looked_up + received + output)
+        buffers = math.ceil(buffers)
+
+        if self._topology.compute_device != "cuda":
+            return Storage(hbm=0, ddr=table + buffers)
+        if option.compute_kernel == EmbeddingComputeKernel.FUSED.value:
+            return Storage(hbm=table + buffers, ddr=0)
+        cache = 0
+        if option.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value:
+            load_factor = option.cache_load_factor or fused_params.get("cache_load_factor")
+            cache = math.ceil(weights * (load_factor or UVM_CACHING_RATIO))
+        return Storage(hbm=cache + buffers, ddr=table)

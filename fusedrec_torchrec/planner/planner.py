@@ -1,0 +1,80 @@
+"""``FusedShardingPlanner``: TorchRec's ``EmbeddingShardingPlanner`` that also plans fused tables."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    Stats,
+    Topology,
+)
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.utils import get_device_type
+
+from fusedrec_torchrec.planner.enumerator import FusedEnumerator
+from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
+from fusedrec_torchrec.planner.stats import FusedEmbeddingStats
+from fusedrec_torchrec.sharders import fused_sharders
+
+__all__ = ["FusedShardingPlanner"]
+
+
+class FusedShardingPlanner(EmbeddingShardingPlanner):
+    """Plans fused and stock tables together.
+
+    Takes the arguments of TorchRec's ``EmbeddingShardingPlanner``; where enumerator and stats are
+    not given, it uses ones that know ``fused_row_wise``.  Constraints work as in TorchRec, such
+    as ``ParameterConstraints(sharding_types=["fused_row_wise"])``.
+
+    Example::
+
+        planner = FusedShardingPlanner(topology=Topology(world_size=8, compute_device="cuda"))
+        plan = planner.collective_plan(model, fused_sharders(), pg)
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        *args: Any,
+        stats: Stats | list[Stats] | None = None,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        topology = topology or Topology(
+            local_world_size=get_local_size(),
+            world_size=dist.get_world_size(),
+            compute_device=get_device_type(),
+        )
+        enumerator = enumerator or FusedEnumerator(
+            topology=topology,
+            batch_size=batch_size or BATCH_SIZE,
+            constraints=constraints,
+            estimator=[
+                FusedPerfEstimator(topology, constraints),
+                FusedStorageEstimator(topology, constraints),
+            ],
+        )
+        super().__init__(
+            topology,
+            batch_size,
+            enumerator,
+            *args,
+            stats=FusedEmbeddingStats() if stats is None else stats,
+            constraints=constraints,
+            **kwargs,
+        )
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        return super().collective_plan(module, sharders or fused_sharders(), pg)
