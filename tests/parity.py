@@ -18,12 +18,12 @@ def train_step(
 ) -> dict[str, torch.Tensor]:
     """Forward, backward and update on this rank's batch; returns the outputs."""
     rank = dist.get_rank()
+    if optimizer is not None:
+        optimizer.zero_grad()
     outputs = model(batch(case, step, rank))
     loss = torch.zeros(())
     for name, output in outputs.items():
         loss = loss + (output * coefficients(case, step, rank, name, output)).sum()
-    if optimizer is not None:
-        optimizer.zero_grad()
     loss.backward()
     if optimizer is not None:
         optimizer.step()

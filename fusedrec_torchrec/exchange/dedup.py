@@ -37,18 +37,16 @@ class Unique:
     inverse_N: torch.Tensor
 
 
-def choose_method(num_ids: int, key_space: int, unique_share: float, device_type: str) -> str:
-    """``"direct"`` or ``"sort"``, whichever is faster.
+def choose_method(num_ids: int, key_space: int, unique_share: float) -> str:
+    """``"direct"`` or ``"sort"``, whichever is faster on CPU.
 
     Args:
         num_ids: ids in the batch.
         key_space: number of keys there are.
         unique_share: unique keys per id, as last seen.
-        device_type: of the ids.
     """
     direct = (
-        device_type == "cpu"
-        and num_ids >= DIRECT_MIN_IDS
+        num_ids >= DIRECT_MIN_IDS
         and key_space <= DIRECT_MAX_KEY_SPACE
         and unique_share <= DIRECT_MAX_UNIQUE_SHARE
     )
@@ -64,20 +62,22 @@ class Dedup:
         self._unique_share = 1.0
 
     def __call__(self, keys_N: torch.Tensor) -> Unique:
+        if keys_N.device.type != "cpu":
+            return self.by_sort(keys_N, static_shape=True)
         num_ids = keys_N.numel()
-        method = choose_method(num_ids, self._key_space, self._unique_share, keys_N.device.type)
+        method = choose_method(num_ids, self._key_space, self._unique_share)
         unique = self.by_direct_addressing(keys_N) if method == "direct" else self.by_sort(keys_N)
-        if keys_N.device.type == "cpu" and num_ids:
+        if num_ids:
             self._unique_share = unique.keys_U.numel() / num_ids
         return unique
 
-    def by_sort(self, keys_N: torch.Tensor) -> Unique:
+    def by_sort(self, keys_N: torch.Tensor, static_shape: bool = False) -> Unique:
         sorted_N, order_N = torch.sort(keys_N)
         is_first_N = torch.ones_like(sorted_N, dtype=torch.bool)
         torch.ne(sorted_N[1:], sorted_N[:-1], out=is_first_N[1:])
         rank_N = is_first_N.cumsum(0, dtype=torch.int32).sub_(1)
         inverse_N = torch.empty_like(rank_N).scatter_(0, order_N, rank_N)
-        if keys_N.device.type == "cpu":
+        if not static_shape:
             return Unique(sorted_N[is_first_N], inverse_N)
         padded_N = torch.full_like(sorted_N, self._key_space)
         return Unique(padded_N.scatter_(0, rank_N.long(), sorted_N), inverse_N)

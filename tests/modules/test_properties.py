@@ -1,0 +1,75 @@
+"""Any tables, any batches: outputs, weights and optimizer state equal the unsharded module's."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.case import Case, Table
+from tests.cluster import Cluster
+from tests.parity import run_and_check
+
+
+@st.composite
+def cases(draw: st.DrawFn, world_size: int) -> Case:
+    kind = draw(st.sampled_from(["ebc", "ebc", "ec"]))
+    weighted = kind == "ebc" and draw(st.booleans())
+    features = [f"x{i}" for i in range(4)]
+    tables = []
+    for i in range(draw(st.integers(1, 5))):
+        rows = draw(st.integers(1, 60))
+        cuts = sorted(draw(st.integers(0, rows)) for _ in range(world_size - 1))
+        bounds = [0, *cuts, rows]
+        tables.append(
+            Table(
+                name=f"t{i}",
+                rows=rows,
+                dim=8 if kind == "ec" else draw(st.sampled_from([4, 8, 16])),
+                features=tuple(
+                    draw(st.lists(st.sampled_from(features), min_size=1, max_size=3, unique=True))
+                ),
+                pooling="sum" if weighted else draw(st.sampled_from(["sum", "mean"])),
+                rows_per_rank=draw(
+                    st.sampled_from(
+                        [None, tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))]
+                    )
+                ),
+            )
+        )
+    return Case(
+        tables=tuple(tables),
+        batch_sizes=tuple(draw(st.integers(0, 7)) for _ in range(world_size)),
+        kind=kind,
+        weighted=weighted,
+        optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        integers=draw(st.booleans()),
+        lengths=draw(st.sampled_from([(0,), (1,), (0, 1), (0, 1, 2, 4), (8,)])),
+        skew=draw(st.sampled_from([0.0, 2.0, 8.0])),
+        id_dtype=draw(st.sampled_from(["int32", "int64"])),
+        input_dist=draw(st.sampled_from(["single_shot", "exact_counts"])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@given(case=cases(2))
+@settings(max_examples=150)
+def test_two_ranks(cluster_2: Cluster, case: Case) -> None:
+    cluster_2.run(run_and_check, case)
+
+
+@given(case=cases(4))
+@settings(max_examples=40)
+def test_four_ranks(cluster_4: Cluster, case: Case) -> None:
+    cluster_4.run(run_and_check, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@given(data=st.data())
+@settings(max_examples=500)
+def test_many_more(
+    clusters: Callable[[int], Cluster], world_size: int, data: st.DataObject
+) -> None:
+    clusters(world_size).run(run_and_check, data.draw(cases(world_size)))

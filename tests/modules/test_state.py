@@ -1,0 +1,319 @@
+"""State dicts, optimizers, learning rates, evaluation: as with TorchRec's own shardings."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+import fusedrec_torchrec as fr
+from tests.case import (
+    Case,
+    Table,
+    Wrapper,
+    batch,
+    initial_weight,
+    outputs_by_name,
+    prefix,
+    sharded,
+    unsharded,
+)
+from tests.cluster import Cluster
+from tests.parity import check, local_parts, optimizer_states, train_step
+from tests.reference import unsharded_run
+
+TABLES = (Table("a", 50, dim=8), Table("b", 33, dim=16, pooling="mean"), Table("c", 20, dim=8))
+
+
+def case_of(kind: str = "ebc", **kwargs: Any) -> Case:
+    tables = TABLES if kind == "ebc" else tuple(Table(t.name, t.rows) for t in TABLES)
+    return Case(tables=tables, batch_sizes=(5, 5), kind=kind, **kwargs)
+
+
+def metadata(state: Any) -> Any:
+    """Names, shapes, types and placement of a state dict, without the numbers."""
+    if isinstance(state, ShardedTensor):
+        return [
+            (tuple(s.shard_offsets), tuple(s.shard_sizes), str(s.placement))
+            for s in state.metadata().shards_metadata
+        ], state.dtype
+    if isinstance(state, torch.Tensor):
+        return tuple(state.shape), state.dtype
+    if isinstance(state, dict):
+        return {key: metadata(value) for key, value in state.items()}
+    return state
+
+
+def same_names_as_row_wise(case: Case) -> None:
+    ours, stock = sharded(case), sharded(case.only("row_wise"))
+    assert metadata(ours.state_dict()) == metadata(stock.state_dict())
+    got, want = ours.fused_optimizer.state_dict(), stock.fused_optimizer.state_dict()
+    assert metadata(got["state"]) == metadata(want["state"])
+    for group in ours.fused_optimizer.param_groups:
+        assert group["lr"] == case.learning_rate
+    assert list(ours.fused_optimizer.params) == list(stock.fused_optimizer.params)
+    assert {n for n, _ in ours.named_parameters()} == {n for n, _ in stock.named_parameters()}
+    # TorchRec keeps the order of features in a buffer, from the first batch on, if it needs one.
+    buffers = {n for n, _ in ours.named_buffers() if not n.endswith("_features_order_tensor")}
+    assert buffers == {n for n, _ in stock.named_buffers()}
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_names_shapes_and_types_are_those_of_stock_row_wise(
+    cluster_2: Cluster, kind: str, optimizer: str
+) -> None:
+    cluster_2.run(same_names_as_row_wise, case_of(kind, optimizer=optimizer))
+
+
+def stop_and_resume(case: Case, resume_as: str) -> None:
+    """Half of the steps, state moved to a new model, other half: equals an uninterrupted run."""
+    run = unsharded_run(case, dist.get_world_size())
+    first = sharded(case)
+    half = case.steps // 2
+    outputs = [train_step(case, first, step) for step in range(half)]
+    second_case = case if resume_as == "fused_row_wise" else case.only(resume_as)
+    second = sharded(second_case)
+    second.load_state_dict(first.state_dict())
+    second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
+    outputs += [train_step(second_case, second, step) for step in range(half, case.steps)]
+    check(second_case, run, outputs, second)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("resume_as", ["fused_row_wise", "row_wise"])
+def test_training_resumes_from_a_state_dict(cluster_2: Cluster, kind: str, resume_as: str) -> None:
+    case = case_of(kind, optimizer="adagrad", steps=6)
+    if kind == "ebc" and resume_as == "row_wise":
+        case = Case(
+            tables=(Table("a", 50), Table("b", 33), Table("c", 20)),
+            batch_sizes=(5, 5),
+            optimizer="adagrad",
+            steps=6,
+        )
+    cluster_2.run(stop_and_resume, case, resume_as)
+
+
+def with_learning_rates(case: Case) -> None:
+    rates = [0.5, 0.25, 0.125, 1.0, 0.5]
+    run = unsharded_run(case, dist.get_world_size(), learning_rates=rates)
+    model = sharded(case)
+    optimizer = model.fused_optimizer
+    outputs = []
+    for step, rate in enumerate(rates):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        outputs.append(train_step(case, model, step, optimizer))
+    check(case, run, outputs, model)
+
+
+def test_learning_rate_schedules(cluster_2: Cluster) -> None:
+    cluster_2.run(with_learning_rates, case_of(optimizer="sgd"))
+
+
+def with_warmup_and_dense_optimizer(case: Case) -> None:
+    """TorchRec's own stack of optimizers: keyed, combined, with warm-up."""
+    rates = [0.0625, 0.125, 0.1875, 0.25, 0.25]
+    run = unsharded_run(case, dist.get_world_size(), learning_rates=rates)
+    model = sharded(case)
+    dense = nn.Linear(2, 2)
+    optimizer = WarmupOptimizer(
+        CombinedOptimizer(
+            [
+                ("sparse", model.fused_optimizer),
+                (
+                    "dense",
+                    KeyedOptimizerWrapper(
+                        dict(dense.named_parameters()), lambda p: torch.optim.SGD(p, lr=0.25)
+                    ),
+                ),
+            ]
+        ),
+        [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.25, lr_scale=1.0)],
+        lr=case.learning_rate,
+    )
+    seen, outputs = [], []
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        seen.append(optimizer.param_groups[0]["lr"])
+        result = train_step(case, model, step)
+        dense(torch.ones(2)).sum().backward()
+        optimizer.step()
+        outputs.append(result)
+    assert len(set(seen)) > 1
+    run = unsharded_run(case, dist.get_world_size(), learning_rates=seen)
+    check(case, run, outputs, model)
+
+
+def test_warmup_over_combined_optimizers(cluster_2: Cluster) -> None:
+    cluster_2.run(with_warmup_and_dense_optimizer, case_of(optimizer="sgd"))
+
+
+def optimizer_in_backward(case: Case) -> None:
+    """apply_optimizer_in_backward: different optimizers for different tables."""
+    module = unsharded(case)
+    weights = {t.name: dict(module.named_parameters())[f"{prefix(case)}.{t.name}.weight"]
+               for t in case.tables}  # fmt: skip
+    apply_optimizer_in_backward(
+        RowWiseAdagrad, [weights["a"]], {"lr": case.learning_rate, "eps": case.eps}
+    )
+    apply_optimizer_in_backward(
+        torch.optim.SGD, [weights["b"], weights["c"]], {"lr": case.learning_rate}
+    )
+    sharders = fr.fused_sharders()
+    sharder = next(s for s in sharders if s.module_type is type(module))
+    plan = construct_module_sharding_plan(
+        module, {t.name: fr.fused_row_wise() for t in case.tables}, sharder, device_type="cpu"
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    model = DistributedModelParallel(
+        Wrapper(module),
+        env=ShardingEnv.from_process_group(group),
+        plan=ShardingPlan({"sparse": plan}),
+        sharders=sharders,
+        device=torch.device("cpu"),
+    )
+    model.load_state_dict(sharded(case).state_dict())
+    for step in range(case.steps):
+        train_step(case, model, step)
+    for optimizer, tables in (("rowwise_adagrad", "a"), ("sgd", "bc")):
+        one = Case(**{**case.__dict__, "optimizer": optimizer})
+        run = unsharded_run(one, dist.get_world_size())
+        state_dict, states = model.state_dict(), optimizer_states(model)
+        for name in tables:
+            key = f"sparse.{prefix(case)}.{name}.weight"
+            for where, part in local_parts(state_dict[key]):
+                torch.testing.assert_close(part, run.weights[name][where], rtol=1e-6, atol=1e-6)
+            assert (name in states) == (optimizer != "sgd")
+
+
+def test_apply_optimizer_in_backward(cluster_2: Cluster) -> None:
+    cluster_2.run(optimizer_in_backward, case_of())
+
+
+def evaluate(case: Case) -> None:
+    model = sharded(case)
+    features = batch(case, 0, dist.get_rank())
+    before = {k: [p.clone() for _, p in local_parts(v)] for k, v in model.state_dict().items()}
+    want = model(features)
+    model.eval()
+    assert all(torch.equal(want[k], v) for k, v in model(features).items())
+    with torch.no_grad():
+        got = model(features)
+    assert all(torch.equal(want[k], v) and not v.requires_grad for k, v in got.items())
+    for key, value in model.state_dict().items():
+        for (_, part), old in zip(local_parts(value), before[key], strict=True):
+            assert torch.equal(part, old)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_eval_and_no_grad_change_nothing(cluster_2: Cluster, kind: str) -> None:
+    cluster_2.run(evaluate, case_of(kind))
+
+
+def as_tensor_dict(case: Case) -> None:
+    model = sharded(case)
+    features = batch(case, 0, dist.get_rank())
+    want = model(features)
+    jagged = {
+        key: torch.nested.nested_tensor_from_jagged(value.values(), lengths=value.lengths())
+        for key, value in features.to_dict().items()
+    }
+    # In another order than the tables, on purpose.
+    got = model(TensorDict(dict(reversed(jagged.items()))))
+    assert all(torch.equal(want[k], v) for k, v in got.items())
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_tensor_dict_input(cluster_2: Cluster, kind: str) -> None:
+    cluster_2.run(as_tensor_dict, case_of(kind))
+
+
+def two_forwards_one_backward(case: Case) -> None:
+    """Both batches are in flight at once; gradients of both reach the tables."""
+    model = sharded(case)
+    rank = dist.get_rank()
+    first, second = model(batch(case, 0, rank)), model(batch(case, 1, rank))
+    loss = sum(v.sum() for v in first.values()) + sum(v.sum() for v in second.values())
+    loss.backward()  # type: ignore[union-attr]
+
+    reference = unsharded(case, "cpu")
+    weights = dict(reference.named_parameters())
+    with torch.no_grad():
+        for i, t in enumerate(case.tables):
+            weights[f"{prefix(case)}.{t.name}.weight"].copy_(initial_weight(case, i))
+    total = torch.zeros(())
+    for r in range(dist.get_world_size()):
+        for step in (0, 1):
+            total = total + sum(
+                v.sum() for v in outputs_by_name(reference(batch(case, step, r))).values()
+            )
+    (total / dist.get_world_size()).backward()
+    for t in case.tables:
+        key = f"{prefix(case)}.{t.name}.weight"
+        weight, grad = weights[key], weights[key].grad
+        assert grad is not None
+        want = weight.detach() - case.learning_rate * grad
+        for where, part in local_parts(model.state_dict()[f"sparse.{key}"]):
+            assert torch.equal(part, want[where])
+
+
+def test_two_batches_in_flight(cluster_2: Cluster) -> None:
+    cluster_2.run(two_forwards_one_backward, case_of(optimizer="sgd"))
+
+
+def two_modules_share_a_batch() -> None:
+    """Features of one module are not extra in the other, if the same sharders shard both."""
+
+    def collection(name: str) -> EmbeddingBagCollection:
+        config = EmbeddingBagConfig(
+            name=name, num_embeddings=10, embedding_dim=4, feature_names=[f"f_{name}"]
+        )
+        return EmbeddingBagCollection([config], device=torch.device("meta"))
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.y = collection("a"), collection("b")
+
+        def forward(self, features: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.x(features).values(), self.y(features).values()
+
+    case = Case(tables=(Table("a", 10, dim=4), Table("b", 10, dim=4)), batch_sizes=(3, 3))
+    sharders = fr.fused_sharders()
+    model, group = Two(), dist.group.WORLD
+    assert group is not None
+    plan = ShardingPlan(
+        {
+            path: construct_module_sharding_plan(
+                getattr(model, path), {table: fr.fused_row_wise()}, sharders[0], device_type="cpu"
+            )
+            for path, table in (("x", "a"), ("y", "b"))
+        }
+    )
+    parallel = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        plan=plan,
+        sharders=sharders,
+        device=torch.device("cpu"),
+    )
+    x, y = parallel(batch(case, 0, dist.get_rank()))
+    assert x.shape == y.shape == (3, 4)
+
+
+def test_two_modules_can_share_a_batch(cluster_2: Cluster) -> None:
+    cluster_2.run(two_modules_share_a_batch)

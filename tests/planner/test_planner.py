@@ -1,0 +1,214 @@
+"""The planner: fused and stock tables together, constraints obeyed, storage right, stats printed."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import fusedrec_torchrec as fr
+from fusedrec_torchrec.planner.estimators import expected_unique, optimizer_bytes
+from tests.cluster import Cluster
+
+FUSED = fr.FusedShardingType.FUSED_ROW_WISE.value
+ROWS = {"a": 10, "b": 5_000, "c": 300_000}
+
+
+class Model(nn.Module):
+    def __init__(self, data_type: DataType = DataType.FP32) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=n,
+                    num_embeddings=r,
+                    embedding_dim=16,
+                    feature_names=[f"f_{n}"],
+                    data_type=data_type,
+                )
+                for n, r in ROWS.items()
+            ],
+            device=torch.device("meta"),
+        )
+        self.sequences = EmbeddingCollection(
+            [EmbeddingConfig(name="s", num_embeddings=777, embedding_dim=8, feature_names=["f_s"])],
+            device=torch.device("meta"),
+        )
+
+
+def planner(world_size: int = 2, device: str = "cpu", **kwargs: Any) -> fr.FusedShardingPlanner:
+    topology = Topology(world_size=world_size, local_world_size=world_size, compute_device=device)
+    return fr.FusedShardingPlanner(topology=topology, **kwargs)
+
+
+def types(plan: ShardingPlan) -> dict[str, str]:
+    return {
+        name: sharding.sharding_type
+        for module in plan.plan.values()
+        for name, sharding in module.items()  # type: ignore[attr-defined]
+    }
+
+
+def only(**tables: str) -> dict[str, ParameterConstraints]:
+    return {name: ParameterConstraints(sharding_types=[t]) for name, t in tables.items()}
+
+
+def test_constraints_are_obeyed() -> None:
+    wanted = {"a": FUSED, "b": "table_wise", "c": "column_wise", "s": FUSED}
+    plan = planner(constraints=only(**wanted)).plan(Model(), fr.fused_sharders())
+    assert types(plan) == wanted
+
+
+@pytest.mark.parametrize("sharding_type", [FUSED, "table_wise"])
+def test_one_type_for_all(sharding_type: str) -> None:
+    constraints = only(**dict.fromkeys([*ROWS, "s"], sharding_type))
+    plan = planner(constraints=constraints).plan(Model(), fr.fused_sharders())
+    assert set(types(plan).values()) == {sharding_type}
+
+
+def test_tables_that_repeat_many_ids_are_fused_without_being_told() -> None:
+    plan = planner(batch_size=4096).plan(Model(), fr.fused_sharders())
+    assert types(plan)["a"] == types(plan)["b"] == FUSED
+
+
+def test_plan_is_deterministic() -> None:
+    plans = [planner().plan(Model(), fr.fused_sharders()) for _ in range(3)]
+    assert len({str(plan) for plan in plans}) == 1
+
+
+def test_unknown_type_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="No available sharding type"):
+        planner(constraints=only(a="fused_rowise")).plan(Model(), fr.fused_sharders())
+
+
+def test_kernels_of_fused_tables() -> None:
+    sharder = fr.FusedEmbeddingBagCollectionSharder()
+    assert sharder.compute_kernels(FUSED, "cpu") == ["fused"]
+    assert sharder.compute_kernels(FUSED, "cuda") == ["fused", "fused_uvm", "fused_uvm_caching"]
+    assert FUSED in sharder.sharding_types("cpu")
+    constraints = {
+        name: ParameterConstraints(sharding_types=[FUSED], compute_kernels=["fused_uvm_caching"])
+        for name in ROWS
+    }
+    plan = planner(device="cuda", constraints=constraints).plan(Model(), fr.fused_sharders())
+    kernels = {p.compute_kernel for p in plan.plan["bags"].values()}  # type: ignore[attr-defined]
+    assert kernels == {"fused_uvm_caching"}
+
+
+def test_statistics_are_printed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="torchrec.distributed.planner.stats")
+    constraints = only(a=FUSED, b="table_wise", c=FUSED, s="table_wise")
+    planner(constraints=constraints).plan(Model(), fr.fused_sharders())
+    lines = caplog.text.splitlines()
+    assert any("bags.a" in line and "FRW" in line for line in lines)
+    assert any("bags.b" in line and "TW" in line and "FRW" not in line for line in lines)
+    assert any("FRW: 2 TW: " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_elements"),
+    [
+        (EmbOptimType.EXACT_SGD, 0),
+        (EmbOptimType.EXACT_ADAGRAD, 300_000 * 16),
+        (EmbOptimType.EXACT_ROWWISE_ADAGRAD, 300_000),
+    ],
+)
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_storage_is_weights_and_optimizer_state_and_buffers(
+    optimizer: EmbOptimType, state_elements: int, data_type: DataType, in_backward: bool
+) -> None:
+    model, params = Model(data_type), {"optimizer": optimizer}
+    if in_backward:
+        classes = {
+            EmbOptimType.EXACT_SGD: torch.optim.SGD,
+            EmbOptimType.EXACT_ADAGRAD: torch.optim.Adagrad,
+            EmbOptimType.EXACT_ROWWISE_ADAGRAD: RowWiseAdagrad,
+        }
+        apply_optimizer_in_backward(classes[optimizer], model.parameters(), {"lr": 0.1})
+        params = {}
+    constraints = only(**dict.fromkeys([*ROWS, "s"], FUSED))
+
+    def storage(batch_size: int) -> list[int]:
+        one = planner(constraints=constraints, batch_size=batch_size)
+        one.plan(model, fr.fused_sharders(fused_params=params))
+        options = one._best_plan
+        assert options is not None
+        option = next(o for o in options if o.name == "c")
+        assert all(shard.storage is not None and shard.storage.hbm == 0 for shard in option.shards)
+        return [shard.storage.ddr for shard in option.shards]  # type: ignore[union-attr]
+
+    element = 4 if data_type == DataType.FP32 else 2
+    table = 300_000 * 16 * element + state_elements * 4
+    small, large = storage(1), storage(1000)
+    assert table <= sum(small) <= table + 10_000
+    # 1000 samples with one id each: at the least a received row and an output row of 64 bytes
+    # with their gradients, on each of two ranks.
+    assert sum(large) - table >= 2 * 1000 * 64 * 4
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    topology = Topology(
+        world_size=2, local_world_size=2, compute_device="cpu", ddr_cap=15 * 1024 * 1024
+    )
+    model, fused = Model(), only(**dict.fromkeys([*ROWS, "s"], FUSED))
+    sgd = fr.fused_sharders(fused_params={"optimizer": EmbOptimType.EXACT_SGD})
+    fr.FusedShardingPlanner(topology=topology, constraints=fused, batch_size=8).plan(model, sgd)
+    # The weights fit, the state of a full AdaGrad with them does not.
+    adagrad = fr.fused_sharders(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    with pytest.raises(PlannerError):
+        fr.FusedShardingPlanner(topology=topology, constraints=fused, batch_size=8).plan(
+            model, adagrad
+        )
+
+
+def test_expected_unique() -> None:
+    assert expected_unique(10, 0) == 0
+    assert expected_unique(1, 100) == pytest.approx(1)
+    assert expected_unique(10**9, 1000) == pytest.approx(1000, rel=1e-4)
+    assert expected_unique(2, 2) == pytest.approx(1.5)
+    draws = torch.randint(500, (200, 1000), generator=torch.Generator().manual_seed(0))
+    seen = sum(len(set(row.tolist())) for row in draws) / len(draws)
+    assert expected_unique(500, 1000) == pytest.approx(seen, rel=0.01)
+
+
+def test_optimizer_bytes() -> None:
+    assert optimizer_bytes(EmbOptimType.EXACT_SGD, 10, 8) == 0
+    assert optimizer_bytes(EmbOptimType.EXACT_ADAGRAD, 10, 8) == 320
+    assert optimizer_bytes(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 10, 8) == 40
+    assert optimizer_bytes(EmbOptimType.ADAM, 10, 8) == 640
+
+
+def plan_and_shard() -> tuple[str, list[tuple[int, ...]]]:
+    group = dist.group.WORLD
+    assert group is not None
+    model = Model()
+    constraints = only(a=FUSED, b="table_wise", c=FUSED, s=FUSED)
+    sharders = fr.fused_sharders(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    # The default topology asks the environment, as TorchRec's planner does.
+    plan = fr.FusedShardingPlanner(constraints=constraints).collective_plan(model, sharders, group)
+    parallel = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        plan=plan,
+        sharders=sharders,
+        device=torch.device("cpu"),
+    )
+    weights = parallel.state_dict()["bags.embedding_bags.c.weight"]
+    return str(plan), [tuple(shard.tensor.shape) for shard in weights.local_shards()]
+
+
+def test_collective_plan_is_the_same_on_all_ranks_and_shards(cluster_2: Cluster) -> None:
+    (plan_0, shape_0), (plan_1, shape_1) = cluster_2.run(plan_and_shard)
+    assert plan_0 == plan_1
+    assert shape_0 == shape_1 == [(150_000, 16)]
