@@ -24,7 +24,7 @@ $(READY): pyproject.toml requirements-cpu.txt
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 examples/dlrm/demo.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 examples/dlrm/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow"

@@ -57,7 +57,11 @@ class CollectiveCounter(TorchDispatchMode):
         return sum(c.bytes_sent for c in self.collectives if name in (None, c.name))
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func.namespace == "c10d":
             name = func._schema.name.partition("::")[2]

@@ -1,7 +1,7 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -228,4 +228,4 @@ def fused_sharders(
     )
     replaced = {sharder.module_type for sharder in ours}
     others = [s for s in get_default_sharders() if s.module_type not in replaced]
-    return [*cast(list[ModuleSharder[nn.Module]], list(ours)), *others]
+    return [*ours, *others]

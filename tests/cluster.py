@@ -17,7 +17,7 @@ from typing import Any
 TIMEOUT_SECONDS = 120
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """A function failed on at least one rank; the text holds every rank's traceback."""
 
 
@@ -86,16 +86,16 @@ class Cluster:
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(TIMEOUT_SECONDS):
                 self.stop(kill=True)
-                raise RankFailure(f"rank {rank} did not answer within {TIMEOUT_SECONDS} s")
+                raise RankError(f"rank {rank} did not answer within {TIMEOUT_SECONDS} s")
             try:
                 answers.append(pipe.recv())
             except EOFError:
                 self.stop(kill=True)
-                raise RankFailure(f"rank {rank} died") from None
+                raise RankError(f"rank {rank} died") from None
         failures = [f"rank {r}:\n{text}" for r, (ok, text) in enumerate(answers) if not ok]
         if failures:
             self.stop(kill=True)  # ranks may be out of step now
-            raise RankFailure("\n".join(failures))
+            raise RankError("\n".join(failures))
         return [result for _, result in answers]
 
     def stop(self, kill: bool = False) -> None:

@@ -115,7 +115,8 @@ def unsharded_outputs(
 
 def written_out(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """A batch with a variable batch per feature as one with the same batch for all."""
-    values, lengths = [], []
+    values: list[torch.Tensor] = []
+    lengths: list[int] = []
     for feature, picks in zip(*features.inverse_indices(), strict=True):
         jagged = features[feature].to_dense()
         values.extend(jagged[int(pick)] for pick in picks)

@@ -18,11 +18,11 @@ import torch
 
 __all__ = ["Dedup", "Unique", "choose_method"]
 
-# Measured by benchmarks/dedup.py on one core, see docs there: direct addressing wins where
-# enough ids repeat in a key space whose slots stay in the caches.
-DIRECT_MIN_IDS = 1 << 15
-DIRECT_MAX_KEY_SPACE = 1 << 22
-DIRECT_MAX_UNIQUE_SHARE = 0.3
+# Measured by benchmarks/dedup.py, one thread.  Direct addressing wins while its slots stay near
+# the caches and enough ids repeat.  How many, depends on what it competes with: below 2^15 ids
+# torch.sort is a comparison sort, above it a radix sort, and above 2^18 that leaves the caches.
+DIRECT_MAX_KEY_SPACE = 1 << 21
+DIRECT_MAX_UNIQUE_SHARE = ((1 << 15, 0.6), (1 << 18, 0.12), (None, 0.3))
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ def choose_method(num_ids: int, key_space: int, unique_share: float) -> str:
         key_space: number of keys there are.
         unique_share: unique keys per id, as last seen.
     """
-    direct = (
-        num_ids >= DIRECT_MIN_IDS
-        and key_space <= DIRECT_MAX_KEY_SPACE
-        and unique_share <= DIRECT_MAX_UNIQUE_SHARE
+    if key_space > DIRECT_MAX_KEY_SPACE:
+        return "sort"
+    max_share = next(
+        share for limit, share in DIRECT_MAX_UNIQUE_SHARE if limit is None or num_ids < limit
     )
-    return "direct" if direct else "sort"
+    return "direct" if unique_share <= max_share else "sort"
 
 
 class Dedup:

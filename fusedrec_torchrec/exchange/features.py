@@ -63,8 +63,8 @@ class CanonicalFeatures:
         keys = tuple(features.keys())
         if keys not in self._orders:
             self._check_names(keys)
-            order = [keys.index(name) for name in self._names]
-            self._orders[keys] = None if order == list(range(len(keys))) else order
+            indices = [keys.index(name) for name in self._names]
+            self._orders[keys] = None if indices == list(range(len(keys))) else indices
         self._check_tensors(features)
         order = self._orders[keys]
         if order is None:

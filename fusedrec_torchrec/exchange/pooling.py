@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 
 from fusedrec_torchrec.exchange.bags import Bags
 
@@ -47,14 +46,14 @@ class _Pool(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: FunctionCtx, rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags
+        ctx: Any, rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags
     ) -> torch.Tensor:
         out_BD = _bag_sums(rows_UD, bags.rows_N, bags.offsets_B1, weights_N)
         if bags.divisor_B1 is not None:
             out_BD = out_BD.div_(bags.divisor_B1)
-        ctx.bags = bags  # type: ignore[attr-defined]
-        ctx.num_rows = rows_UD.size(0)  # type: ignore[attr-defined]
-        weights_need_grad = weights_N is not None and ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        ctx.bags = bags
+        ctx.num_rows = rows_UD.size(0)
+        weights_need_grad = weights_N is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(weights_N, rows_UD if weights_need_grad else None)
         return out_BD
 

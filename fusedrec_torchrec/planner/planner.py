@@ -1,4 +1,4 @@
-"""``FusedShardingPlanner``: TorchRec's ``EmbeddingShardingPlanner`` that also plans fused tables."""
+"""TorchRec's ``EmbeddingShardingPlanner`` that also plans fused tables."""
 
 from typing import Any
 

@@ -23,8 +23,8 @@ def _fused_abbreviation() -> Iterator[None]:
     It can go when TorchRec falls back to the type's own name there.
     """
     original = torchrec_stats._get_sharding_type_abbr
-    torchrec_stats._get_sharding_type_abbr = (
-        lambda sharding_type: ABBREVIATION if sharding_type == FUSED else original(sharding_type)
+    torchrec_stats._get_sharding_type_abbr = lambda sharding_type: (
+        ABBREVIATION if sharding_type == FUSED else original(sharding_type)
     )
     try:
         yield

@@ -1,8 +1,8 @@
 """Sharded tables for tests of the layout, without a process group."""
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch.distributed._shard.sharding_spec import ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingTable
+from torchrec.distributed.types import ShardMetadata
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 

@@ -1,5 +1,7 @@
 """Dedup: both methods give ascending unique keys and the inverse; the choice is by threshold."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -43,23 +45,31 @@ def test_static_shapes_pad_with_the_key_space() -> None:
     assert unique.keys_U[unique.inverse_N.long()].equal(keys)
 
 
-def test_direct_addressing_only_where_it_pays() -> None:
-    many, space = dedup.DIRECT_MIN_IDS, dedup.DIRECT_MAX_KEY_SPACE
-    share = dedup.DIRECT_MAX_UNIQUE_SHARE
-    assert choose_method(many, space, share) == "direct"
-    assert choose_method(many - 1, space, share) == "sort"
-    assert choose_method(many, space + 1, share) == "sort"
-    assert choose_method(many, space, share + 0.01) == "sort"
+@pytest.mark.parametrize(
+    ("ids", "share"), [(100, 0.6), ((1 << 15) - 1, 0.6), (1 << 15, 0.12), (1 << 18, 0.3)]
+)
+def test_direct_addressing_only_where_it_pays(ids: int, share: float) -> None:
+    space = dedup.DIRECT_MAX_KEY_SPACE
+    assert choose_method(ids, space, share) == "direct"
+    assert choose_method(ids, space + 1, share) == "sort"
+    assert choose_method(ids, space, share + 0.01) == "sort"
 
 
 def test_method_follows_the_share_of_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     deduplicate, used = Dedup(1000), []
-    for method in METHODS:
+
+    def recording(method: str) -> Callable[[torch.Tensor], Unique]:
         original = getattr(deduplicate, method)
-        monkeypatch.setattr(
-            deduplicate, method, lambda keys, m=method, o=original: used.append(m) or o(keys)
-        )
-    repeated = torch.zeros(dedup.DIRECT_MIN_IDS, dtype=torch.int32)
+
+        def call(keys: torch.Tensor) -> Unique:
+            used.append(method)
+            return original(keys)
+
+        return call
+
+    for method in METHODS:
+        monkeypatch.setattr(deduplicate, method, recording(method))
+    repeated = torch.zeros(1000, dtype=torch.int32)
     check(repeated, deduplicate(repeated))  # nothing known yet
     check(repeated, deduplicate(repeated))
     assert used == METHODS

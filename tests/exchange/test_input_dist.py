@@ -91,7 +91,8 @@ def test_overflow_runs_a_second_round_and_loses_nothing(cluster_2: Cluster) -> N
 
 
 def test_exact_counts_take_two_rounds_unless_there_is_nothing(cluster_2: Cluster) -> None:
-    some, nothing = [ids(0, 20), []], [[], []]
+    nothing: list[list[int]] = [[], []]
+    some = [ids(0, 20), nothing[0]]
     steps = [[some, nothing], [nothing, nothing], [nothing, some]]
     for counts in cluster_2.run(exchange, steps, 0.125, "exact_counts"):
         assert counts == [2, 1, 2]

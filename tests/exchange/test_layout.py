@@ -25,7 +25,11 @@ def bucket_names(specs: list[dict[str, object]], **kwargs: int) -> list[list[str
 
 
 def test_one_bucket_whatever_the_pooling() -> None:
-    specs = [{"name": "a"}, {"name": "b", "pooling": PoolingType.MEAN}, {"name": "c"}]
+    specs: list[dict[str, object]] = [
+        {"name": "a"},
+        {"name": "b", "pooling": PoolingType.MEAN},
+        {"name": "c"},
+    ]
     assert bucket_names(specs) == [["a", "b", "c"]]
 
 
@@ -41,12 +45,17 @@ def test_one_bucket_whatever_the_pooling() -> None:
     ids=str,
 )
 def test_what_keeps_tables_apart(difference: dict[str, object]) -> None:
-    specs = [{"name": "a"}, {"name": "b", **difference}, {"name": "c"}, {"name": "d", **difference}]
+    specs: list[dict[str, object]] = [
+        {"name": "a"},
+        {"name": "b", **difference},
+        {"name": "c"},
+        {"name": "d", **difference},
+    ]
     assert bucket_names(specs) == [["a", "c"], ["b", "d"]]
 
 
 def test_buckets_split_where_row_numbers_would_overflow() -> None:
-    specs = [{"name": name} for name in "abcde"]  # five rows on each rank
+    specs: list[dict[str, object]] = [{"name": name} for name in "abcde"]  # five rows on each rank
     assert bucket_names(specs, max_rows=10) == [["a", "b"], ["c", "d"], ["e"]]
     with pytest.raises(ValueError, match=r"table 'a' has 5 rows on one rank, must be at most 4"):
         bucket_names(specs, max_rows=4)

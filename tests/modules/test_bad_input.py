@@ -88,7 +88,7 @@ def not_features(features: KeyedJaggedTensor) -> object:
     return {"f_a": features.values()}
 
 
-BAD = {
+BAD: dict[Spoil, str] = {
     too_large: r"feature 'f_b' of table 'b': id 30 at position \d+ is out of range \[0, 30\)",
     huge: r"feature 'f_b' of table 'b': id 4611686018427387904 .* is out of range \[0, 30\)",
     negative: r"feature 'f_b' of table 'b': id -1 at position \d+ is out of range \[0, 30\)",
@@ -163,7 +163,9 @@ def test_bad_batch_of_an_embedding_collection(cluster_2: Cluster, spoil: Spoil) 
     case = Case(tables=EC_TABLES, batch_sizes=(6, 6), lengths=(1, 2, 4), kind="ec")
     texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(0,), first=1)
     assert texts[0] == texts[1]
-    assert texts[0].startswith("bad input on rank 0: feature 'f_b'" if spoil != float_ids else "bad")
+    assert texts[0].startswith(
+        "bad input on rank 0: feature 'f_b'" if spoil != float_ids else "bad"
+    )
 
 
 @pytest.mark.parametrize("spoil", [too_large, missing_feature])

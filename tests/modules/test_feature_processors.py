@@ -49,7 +49,9 @@ def train_and_compare(case: Case) -> None:
             loss = loss + (out * coefficients(case, 0, r, name, out)).sum()
     (loss / world_size).backward()
     train_step(case, model, 0)
-    wanted = {n.rpartition(".")[2]: p.grad for n, p in reference.named_parameters() if "position" in n}
+    wanted = {
+        n.rpartition(".")[2]: p.grad for n, p in reference.named_parameters() if "position" in n
+    }
     for name, parameter in gradients.items():
         assert parameter.grad is not None, f"rank {rank}: no gradient for {name}"
         torch.testing.assert_close(parameter.grad, wanted[name.rpartition(".")[2]])
@@ -61,7 +63,11 @@ def test_training_equals_unsharded(cluster_2: Cluster) -> None:
 
 def test_with_uneven_batches_and_rowwise_adagrad(cluster_2: Cluster) -> None:
     case = Case(
-        tables=TABLES, batch_sizes=(5, 3), kind="fp_ebc", optimizer="rowwise_adagrad", integers=False
+        tables=TABLES,
+        batch_sizes=(5, 3),
+        kind="fp_ebc",
+        optimizer="rowwise_adagrad",
+        integers=False,
     )
     cluster_2.run(train_and_compare, case)
 

@@ -154,7 +154,5 @@ def test_pipeline_equals_plain_loop(cluster_2: Cluster, name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["ebc", "ec"])
-def test_eval_pipeline_equals_plain_loop_and_updates_nothing(
-    cluster_2: Cluster, kind: str
-) -> None:
+def test_eval_pipeline_equals_plain_loop_and_updates_nothing(cluster_2: Cluster, kind: str) -> None:
     cluster_2.run(evaluate, case_of(kind))

@@ -1,6 +1,7 @@
 """Any tables, any batches: outputs, weights and optimizer state equal the unsharded module's."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +32,7 @@ def cases(draw: st.DrawFn, world_size: int) -> Case:
                 ),
                 pooling="sum" if weighted else draw(st.sampled_from(["sum", "mean"])),
                 rows_per_rank=draw(
-                    st.sampled_from(
-                        [None, tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))]
-                    )
+                    st.sampled_from([None, tuple(b - a for a, b in pairwise(bounds))])
                 ),
             )
         )
@@ -43,7 +42,8 @@ def cases(draw: st.DrawFn, world_size: int) -> Case:
         kind=kind,
         weighted=weighted,
         optimizer=draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
-        integers=draw(st.booleans()),
+        # Exact sums stay exact only if the division by the number of ranks is.
+        integers=world_size != 3 and draw(st.booleans()),
         lengths=draw(st.sampled_from([(0,), (1,), (0, 1), (0, 1, 2, 4), (8,)])),
         skew=draw(st.sampled_from([0.0, 2.0, 8.0])),
         id_dtype=draw(st.sampled_from(["int32", "int64"])),

@@ -1,4 +1,4 @@
-"""The planner: fused and stock tables together, constraints obeyed, storage right, stats printed."""
+"""The planner: fused and stock tables together, constraints obeyed, storage right."""
 
 import logging
 from typing import Any
