@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.case import Case, Table
+from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
-from tests.parity import run_and_check
+from tests.parity import local_parts, run_and_check, train_step
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
 MIXED_DIMS = (
@@ -72,7 +74,51 @@ def test_weighted(cluster_2: Cluster, lengths: tuple[int, ...]) -> None:
     cluster_2.run(run_and_check, case, also_stock=True)
 
 
-def test_weighted_feature_ids_int32(cluster_2: Cluster) -> None:
+def train_weighted_means(case: Case) -> None:
+    """Against sum(weight * row) / length, written out, and its gradient.
+
+    TorchRec's unsharded module cannot do weighted means.  Its table-wise sharding gives these
+    outputs, but FBGEMM's CPU kernel forgets to divide the gradient by the length.
+    """
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    model, stock = sharded(case), sharded(case.only("table_wise"))
+    tables = [initial_weight(case, i).requires_grad_() for i in range(len(case.tables))]
+    for step in range(case.steps):
+        loss = torch.zeros(())
+        for r in range(world_size):
+            features = batch(case, step, r)
+            for table, weight in zip(case.tables, tables, strict=True):
+                bags = features[table.feature_names[0]]
+                bag_of_id = torch.repeat_interleave(bags.lengths())
+                sums = torch.zeros(len(bags.lengths()), table.dim).index_add(
+                    0, bag_of_id, weight[bags.values()] * bags.weights()[:, None]
+                )
+                divisor = bags.lengths().clamp(min=1) if table.pooling == "mean" else 1
+                out = sums / torch.as_tensor(divisor).view(-1, 1)
+                name = table.feature_names[0]
+                loss = loss + (out * coefficients(case, step, r, name, out)).sum()
+                if r == rank and step == 0:
+                    assert torch.equal(model(features)[name], out)
+                    assert torch.equal(stock(features)[name], out)
+        (loss / world_size).backward()
+        train_step(case, model, step)
+        with torch.no_grad():
+            for weight in tables:
+                assert weight.grad is not None
+                weight -= case.learning_rate * weight.grad
+                weight.grad = None
+    for table, weight in zip(case.tables, tables, strict=True):
+        key = f"sparse.embedding_bags.{table.name}.weight"
+        for where, part in local_parts(model.state_dict()[key]):
+            assert torch.equal(part, weight.detach()[where])
+
+
+def test_weighted_means(cluster_2: Cluster) -> None:
+    case = Case(tables=MIXED_DIMS, batch_sizes=(5, 5), weighted=True)
+    cluster_2.run(train_weighted_means, case)
+
+
+def test_int32_ids(cluster_2: Cluster) -> None:
     case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), id_dtype="int32", optimizer="adagrad")
     cluster_2.run(run_and_check, case)
 

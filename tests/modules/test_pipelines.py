@@ -137,6 +137,8 @@ def case_of(kind: str) -> Case:
     tables = (
         TABLES
         if kind == "ebc"
+        else tuple(Table(t.name, t.rows, t.dim) for t in TABLES)
+        if kind == "fp_ebc"
         else tuple(Table(t.name, t.rows, sharding=t.sharding) for t in TABLES)
     )
     return Case(
@@ -148,7 +150,7 @@ def case_of(kind: str) -> Case:
 @pytest.mark.parametrize(
     "name", ["TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite"]
 )
-@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("kind", ["ebc", "ec", "fp_ebc"])
 def test_pipeline_equals_plain_loop(cluster_2: Cluster, name: str, kind: str) -> None:
     cluster_2.run(compare, case_of(kind), name)
 
