@@ -25,6 +25,7 @@ from fusedrec_torchrec.modules import (
     FusedShardedEmbeddingBagCollection,
     FusedShardedEmbeddingCollection,
     FusedShardedFeatureProcessedEmbeddingBagCollection,
+    KnownNames,
 )
 from fusedrec_torchrec.sharding_type import FusedShardingType
 
@@ -61,7 +62,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
     Args:
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
         options: settings of the fused exchange.
-        known_features: see ``fused_sharders``; a set of its own if None.
+        known: names of other modules that share batches, see ``fused_sharders``.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
         sharded_module_order_overwrite: list[str] | None = None,
         *,
         options: ExchangeOptions | None = None,
-        known_features: set[str] | None = None,
+        known: KnownNames | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, sharded_module_order_overwrite)
         self._options = options or ExchangeOptions()
-        self._known_features = set() if known_features is None else known_features
+        self._known = known or KnownNames()
 
     def shard(
         self,
@@ -95,7 +96,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
             module_fqn=module_fqn,
             sharded_module_order_overwrite=self._sharded_module_order_overwrite,
             options=self._options,
-            known_features=self._known_features,
+            known=self._known,
         )
 
     @property
@@ -111,7 +112,7 @@ class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharde
         use_index_dedup: as in TorchRec, for the stock tables of a module.  Fused tables always
             deduplicate, on CPU too.
         options: settings of the fused exchange.
-        known_features: see ``fused_sharders``; a set of its own if None.
+        known: names of other modules that share batches, see ``fused_sharders``.
     """
 
     def __init__(
@@ -121,11 +122,11 @@ class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharde
         use_index_dedup: bool = False,
         *,
         options: ExchangeOptions | None = None,
-        known_features: set[str] | None = None,
+        known: KnownNames | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._options = options or ExchangeOptions()
-        self._known_features = set() if known_features is None else known_features
+        self._known = known or KnownNames()
 
     def shard(
         self,
@@ -148,7 +149,7 @@ class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharde
             use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
             module_fqn=module_fqn,
             options=self._options,
-            known_features=self._known_features,
+            known=self._known,
         )
 
     @property
@@ -215,14 +216,14 @@ def fused_sharders(
         qcomm_codecs_registry: as in TorchRec, for stock tables.
         options: settings of the fused exchange.
     """
-    known_features: set[str] = set()
+    known = KnownNames()
     ebc = FusedEmbeddingBagCollectionSharder(
-        fused_params, qcomm_codecs_registry, options=options, known_features=known_features
+        fused_params, qcomm_codecs_registry, options=options, known=known
     )
     ours: Sequence[ModuleSharder[Any]] = (
         ebc,
         FusedEmbeddingCollectionSharder(
-            fused_params, qcomm_codecs_registry, options=options, known_features=known_features
+            fused_params, qcomm_codecs_registry, options=options, known=known
         ),
         FusedFeatureProcessedEmbeddingBagCollectionSharder(ebc, qcomm_codecs_registry),
     )

@@ -4,6 +4,7 @@ Derives from TorchRec's row-wise sharding, which already describes tables split 
 over all ranks, with their ShardedTensor and DTensor metadata.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
 
 __all__ = ["FusedEmbeddingSharding"]
+
+logger = logging.getLogger(__name__)
 
 
 class FusedEmbeddingSharding(
@@ -51,6 +54,12 @@ class FusedEmbeddingSharding(
         super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
         self.options = ExchangeOptions()
         self._pooled = pooled
+        self._weighted = pooled and any(i.embedding_config.is_weighted for i in sharding_infos)
+        if qcomm_codecs_registry:
+            logger.warning(
+                "qcomm_codecs_registry is not applied to fused_row_wise tables: their rows and "
+                "gradients travel uncompressed"
+            )
         self._mean_tables = {
             info.embedding_config.name
             for info in sharding_infos
@@ -65,7 +74,11 @@ class FusedEmbeddingSharding(
     def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
         mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
         return FusedInputDist(
-            self._group(), self.layout, self.options, mean_S if self._pooled else None
+            self._group(),
+            self.layout,
+            self.options,
+            mean_S if self._pooled else None,
+            self._weighted,
         )
 
     def create_lookup(

@@ -52,6 +52,7 @@ class Table:
     dtype: str = "fp32"
     sharding: str = "fused_row_wise"
     rows_per_rank: tuple[int, ...] | None = None
+    kernel: str = "fused"
 
     @property
     def feature_names(self) -> list[str]:
@@ -85,6 +86,7 @@ class Case:
     input_dist: str = "single_shot"
     output_dtype: str = "fp32"
     vbe: bool = False
+    device: str = "cpu"
 
     @property
     def features(self) -> list[str]:
@@ -229,6 +231,11 @@ class Wrapper(nn.Module):
         return outputs_by_name(self.sparse(features))
 
 
+def local_device(case: Case) -> torch.device:
+    """This rank's device."""
+    return torch.device("cpu") if case.device == "cpu" else torch.device("cuda", dist.get_rank())
+
+
 def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> DistributedModelParallel:
     """The case's module in DistributedModelParallel, with its initial weights."""
     sharders = fr.fused_sharders(
@@ -246,7 +253,7 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
     sharder = next(s for s in sharders if s.module_type is type(module))
     world_size = dist.get_world_size()
     generators = {
-        "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank),
+        "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank, t.kernel),
         "table_wise": lambda i, t: table_wise(rank=i % world_size, compute_kernel="fused"),
         "row_wise": lambda i, t: row_wise(compute_kernel="fused"),
         "column_wise": lambda i, t: column_wise(
@@ -258,7 +265,7 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
         module,
         {t.name: generators[t.sharding](i, t) for i, t in enumerate(case.tables)},
         sharder=sharder,
-        device_type="cpu",
+        device_type=case.device,
     )
     group = dist.group.WORLD
     assert group is not None
@@ -267,7 +274,7 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
         env=ShardingEnv.from_process_group(group),
         plan=ShardingPlan({"sparse": plan}),
         sharders=sharders,
-        device=torch.device("cpu"),
+        device=local_device(case),
     )
     state = {
         f"sparse.{prefix(case)}.{t.name}.weight": initial_weight(case, i).to(

@@ -21,7 +21,7 @@ class RankError(AssertionError):
     """A function failed on at least one rank; the text holds every rank's traceback."""
 
 
-def _rank_main(rank: int, world_size: int, store: str, pipe: Connection) -> None:
+def _rank_main(rank: int, world_size: int, backend: str, store: str, pipe: Connection) -> None:
     os.environ.update(
         {
             "RANK": str(rank),
@@ -39,8 +39,10 @@ def _rank_main(rank: int, world_size: int, store: str, pipe: Connection) -> None
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
@@ -56,10 +58,11 @@ def _rank_main(rank: int, world_size: int, store: str, pipe: Connection) -> None
 
 
 class Cluster:
-    """``world_size`` processes in one gloo group."""
+    """``world_size`` processes in one group."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
+        self._backend = backend
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
 
@@ -70,7 +73,9 @@ class Cluster:
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank_main, args=(rank, self.world_size, store, theirs), daemon=True
+                target=_rank_main,
+                args=(rank, self.world_size, self._backend, store, theirs),
+                daemon=True,
             )
             process.start()
             self._processes.append(process)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedTensor
 
-from tests.case import Case, Table, batch, coefficients, prefix, sharded
+from tests.case import Case, Table, batch, coefficients, local_device, prefix, sharded
 from tests.reference import Run, unsharded_run
 
 UNIT_ROUNDOFF = 2.0**-24
@@ -21,10 +21,12 @@ def train_step(
     rank = dist.get_rank()
     if optimizer is not None:
         optimizer.zero_grad()
-    outputs = model(batch(case, step, rank))
-    loss = torch.zeros(())
+    outputs = model(batch(case, step, rank).to(local_device(case)))
+    loss = torch.zeros((), device=local_device(case))
     for name, output in outputs.items():
-        loss = loss + (output * coefficients(case, step, rank, name, output)).sum()
+        loss = (
+            loss + (output * coefficients(case, step, rank, name, output).to(output.device)).sum()
+        )
     loss.backward()
     if optimizer is not None:
         optimizer.step()
@@ -76,7 +78,7 @@ def bound_of_sum(terms: int, magnitude: Bound) -> Bound:
 
 
 def close(got: torch.Tensor, want: torch.Tensor, bound: Bound, what: str) -> None:
-    got, want = got.detach().float(), want.detach().float()
+    got, want = got.detach().cpu().float(), want.detach().float()
     assert got.shape == want.shape, f"{what}: shape {got.shape}, should be {want.shape}"
     assert bool(torch.isfinite(got).all()), f"{what}: not finite"
     error = (got - want).abs()

@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.exchange.layout import Bucket
+from fusedrec_torchrec.exchange.transfer import to_device
 
 __all__ = ["Bags", "pooled_bags", "sequence_bags"]
 
@@ -83,7 +84,10 @@ def pooled_bags(
     ids = row_N.numel()
 
     if features.variable_stride_per_key():
-        mean_bags = None if mean_S is None else mean_S.repeat_interleave(_like(strides, mean_S))
+        mean_bags = None
+        if mean_S is not None:
+            repeats = to_device(strides, mean_S.device)
+            mean_bags = mean_S.repeat_interleave(repeats, output_size=lengths.numel())
         return Bags(row_N, _offsets(lengths), _divisor(lengths, mean_bags))
 
     batch = features.stride()
@@ -111,10 +115,6 @@ def pooled_bags(
         order,
         width=slots,
     )
-
-
-def _like(values: list[int], tensor: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, device=tensor.device)
 
 
 def _offsets(lengths: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class CanonicalFeatures:
         weighted: bool,
         device: torch.device,
     ) -> None:
-        self._names = list(names)
+        self.names = list(names)
         self._known = known
         self._refuse_extra = refuse_extra
         self._weighted = weighted
@@ -54,7 +54,7 @@ class CanonicalFeatures:
         """
         if isinstance(features, TensorDict):
             self._check_names(list(features.keys()))
-            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._names)))
+            features = maybe_td_to_kjt(features, list(dict.fromkeys(self.names)))
         elif not isinstance(features, KeyedJaggedTensor):
             raise ValueError(
                 f"features are a {type(features).__name__}, must be a KeyedJaggedTensor or a "
@@ -63,7 +63,7 @@ class CanonicalFeatures:
         keys = tuple(features.keys())
         if keys not in self._orders:
             self._check_names(keys)
-            indices = [keys.index(name) for name in self._names]
+            indices = [keys.index(name) for name in self.names]
             self._orders[keys] = None if indices == list(range(len(keys))) else indices
         self._check_tensors(features)
         order = self._orders[keys]
@@ -76,6 +76,10 @@ class CanonicalFeatures:
         canonical._inverse_indices = features.inverse_indices_or_none()
         return canonical
 
+    def ignore_weights(self) -> None:
+        """Batches need no weights from now on, because something else provides them."""
+        self._weighted = False
+
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """An empty batch that takes the place of a bad one, so that collectives still match."""
         if isinstance(features, KeyedJaggedTensor):
@@ -83,11 +87,11 @@ class CanonicalFeatures:
         return self._without_ids(None, stride=1)
 
     def _without_ids(self, features: KeyedJaggedTensor | None, stride: int) -> KeyedJaggedTensor:
-        slots = len(self._names)
+        slots = len(self.names)
         variable = features is not None and features.variable_stride_per_key()
-        unique_names = list(dict.fromkeys(self._names))
+        unique_names = list(dict.fromkeys(self.names))
         return KeyedJaggedTensor(
-            keys=self._names,
+            keys=self.names,
             values=torch.empty(0, dtype=torch.int64, device=self._device),
             weights=torch.empty(0, device=self._device) if self._weighted else None,
             lengths=torch.zeros(slots * stride, dtype=torch.int32, device=self._device),
@@ -102,7 +106,7 @@ class CanonicalFeatures:
         )
 
     def _check_names(self, keys: Sequence[str]) -> None:
-        missing = [name for name in dict.fromkeys(self._names) if name not in keys]
+        missing = [name for name in dict.fromkeys(self.names) if name not in keys]
         if missing:
             raise ValueError(
                 f"feature {missing[0]!r} is missing from the batch, which has {sorted(keys)}"

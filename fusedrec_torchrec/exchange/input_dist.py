@@ -32,6 +32,7 @@ from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route, route
+from fusedrec_torchrec.exchange.transfer import to_device
 
 __all__ = ["Capacity", "FusedInputDist"]
 
@@ -72,6 +73,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         layout: where rows live.
         options: the user's settings.
         mean_S: whether a slot is mean-pooled; None for sequences, which do not pool.
+        weighted: whether the weights of a batch count.
     """
 
     def __init__(
@@ -80,9 +82,11 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         layout: ExchangeLayout,
         options: ExchangeOptions,
         mean_S: torch.Tensor | None,
+        weighted: bool = False,
     ) -> None:
         super().__init__()
         self.pg = pg
+        self._weighted = weighted
         self.layout = layout
         self.capacity = Capacity(options)
         self.keys = KeySpace(layout, options)
@@ -103,7 +107,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
     def forward(self, features: KeyedJaggedTensor) -> "HeaderAwaitable":  # type: ignore[override]
         rejected, self._rejected = self._rejected, None
         ids_per_slot = features.length_per_key()
-        counts_S = torch.tensor(ids_per_slot, device=self.layout.device)
+        counts_S = to_device(ids_per_slot, self.layout.device)
         keys_N, bad = self.keys.keys(features.values(), counts_S)
         # Keys of bad ids mean nothing; zero them so that the steps below stay in bounds.
         keys_N = torch.where(bad, torch.zeros_like(keys_N), keys_N)
@@ -113,7 +117,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=features.variable_stride_per_key(),
             features_before_input_dist=features,
-            weights_N=features.weights_or_none(),
+            weights_N=features.weights_or_none() if self._weighted else None,
             ids_per_bucket=[
                 sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
             ],
@@ -213,8 +217,8 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
             shifts.append(rank * width + self._header - starts)
             starts += count
         index = torch.arange(total, device=device) + torch.repeat_interleave(
-            torch.tensor(shifts, device=device),
-            torch.tensor(counts, device=device),
+            to_device(shifts, device),
+            to_device(counts, device),
             output_size=total,
         )
         return self._received.view(-1).index_select(0, index)

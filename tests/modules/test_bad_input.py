@@ -229,3 +229,28 @@ def in_changing_order(case: Case) -> None:
 
 def test_order_of_features_may_change_between_batches(cluster_2: Cluster) -> None:
     cluster_2.run(in_changing_order, Case(tables=TABLES, batch_sizes=(6, 6)))
+
+
+def weights_make_no_difference(case: Case) -> None:
+    """Modules that are not weighted ignore weights, as unsharded ones do."""
+    model, features = sharded(case), batch(case, 0, dist.get_rank())
+    want = model(features)
+    got = model(rebuilt(features, weights=torch.full((features.values().numel(),), 3.0)))
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_weights_of_unweighted_modules_are_ignored(cluster_2: Cluster, kind: str) -> None:
+    tables = TABLES if kind == "ebc" else EC_TABLES
+    cluster_2.run(weights_make_no_difference, Case(tables=tables, batch_sizes=(6, 6), kind=kind))
+
+
+def error_of_options(case: Case, options: fr.ExchangeOptions) -> str:
+    return error_of(sharded(case, options), batch(case, 0, dist.get_rank()))
+
+
+def test_hash_ids_of_a_table_that_does_not_exist(cluster_2: Cluster) -> None:
+    case = Case(tables=TABLES, batch_sizes=(6, 6))
+    texts = cluster_2.run(error_of_options, case, fr.ExchangeOptions(hash_ids=["a", "c"]))
+    want = "hash_ids names table 'c', must be among the fused tables ['a', 'b']"
+    assert texts == [want, want]

@@ -51,12 +51,17 @@ def remote_unique_rows(case: Case, step: int) -> tuple[int, int, int]:
     return rows, elements, max(messages)
 
 
+def fused_capacity(model: Any) -> int:
+    sparse = model.module.sparse
+    return sparse._input_dists[sparse.fused.index].capacity.current
+
+
 def bytes_of_steady_steps(case: Case) -> list[dict[str, Any]]:
     model = sharded(case)
     world_size = dist.get_world_size()
     found = []
     for step in range(case.steps):
-        capacity = model.module.sparse.fused_input_dist.capacity.current
+        capacity = fused_capacity(model)
         with CollectiveCounter() as counter:
             train_step(case, model, step)
         rows, elements, largest = remote_unique_rows(case, step)

@@ -1,0 +1,134 @@
+"""``ShardedEmbeddingCollection`` with fused tables."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionAwaitable,
+    EmbeddingCollectionContext,
+    ShardedEmbeddingCollection,
+)
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.variable_batch import expand_sequences
+from fusedrec_torchrec.modules.fused_part import FUSED, FusedPart, KnownNames
+from fusedrec_torchrec.sharding import FusedEmbeddingSharding
+
+__all__ = ["FusedShardedEmbeddingCollection"]
+
+
+class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
+    """``ShardedEmbeddingCollection`` with fused tables.
+
+    Args:
+        options: settings of the fused exchange.
+        known: names of all modules that share their batches; grows with each module.
+        *args, **kwargs: those of ``ShardedEmbeddingCollection``.
+    """
+
+    def __init__(
+        self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.fused: FusedPart | None = None
+        if FUSED not in self._sharding_types:
+            return
+        self.fused = FusedPart(
+            self._sharding_types,
+            list(self._sharding_type_to_sharding.values()),
+            options,
+            known,
+            weighted=False,
+            device=self._device,
+        )
+        # TorchRec takes the order of features from the first batch; ours is canonical.
+        self._create_input_dist(self.fused.features.names)
+        self._has_uninitialized_input_dist = False
+
+    @classmethod
+    def create_embedding_sharding(
+        cls,
+        sharding_type: str,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if sharding_type == FUSED:
+            return FusedEmbeddingSharding(
+                sharding_infos,
+                env,
+                device,
+                pooled=False,
+                qcomm_codecs_registry=qcomm_codecs_registry,
+            )
+        return super().create_embedding_sharding(
+            sharding_type, sharding_infos, env, device, qcomm_codecs_registry
+        )
+
+    def input_dist(  # type: ignore[override]
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
+    ) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is None:
+            return super().input_dist(ctx, features)
+        batch = self.fused.canonical(features, self._input_dists)
+        awaitable = super().input_dist(ctx, batch)
+        context = self.fused.context_of(awaitable)
+        ctx.sharding_contexts[self.fused.index] = context
+        if ctx.seq_vbe_ctx:
+            expand_sequences(context, ctx.seq_vbe_ctx[self.fused.index], self.fused.layout.buckets)
+        return awaitable
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._finished(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._finished(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _finished(
+        self, ctx: EmbeddingCollectionContext, sequences: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        if self.fused is None:
+            return sequences
+        if ctx.seq_vbe_ctx:  # expanded already, TorchRec must not do it again
+            ctx.seq_vbe_ctx[self.fused.index] = None  # type: ignore[call-overload]
+        features = ctx.sharding_contexts[self.fused.index].features_before_input_dist
+        assert features is not None
+        if features.lengths().numel():
+            return sequences
+        assert isinstance(sequences, EmbeddingCollectionAwaitable)
+        return EmptySequencesAwaitable(
+            sequences._awaitables_per_sharding, self._embedding_names_per_sharding
+        )
+
+
+class EmptySequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """The output for a batch of no samples, which TorchRec cannot cut into sequences."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names_per_sharding: list[list[str]]
+    ) -> None:
+        super().__init__()
+        self._parts = list(zip(awaitables, names_per_sharding, strict=True))
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        sequences: dict[str, JaggedTensor] = {}
+        for awaitable, names in self._parts:
+            values = awaitable.wait()
+            lengths = torch.empty(0, dtype=torch.int32, device=values.device)
+            sequences |= {name: JaggedTensor(values, lengths=lengths) for name in names}
+        return sequences

@@ -1,0 +1,118 @@
+"""``ShardedEmbeddingBagCollection`` with fused tables."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import (
+    Awaitable,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.modules.fused_part import FUSED, FusedPart, KnownNames
+from fusedrec_torchrec.sharding import FusedEmbeddingSharding
+
+__all__ = ["FusedShardedEmbeddingBagCollection"]
+
+# Stock shardings whose mean pooling TorchRec does after the output dist, by a divisor.
+MEAN_BY_DIVISOR = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+
+
+class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """``ShardedEmbeddingBagCollection`` with fused tables.
+
+    Args:
+        options: settings of the fused exchange.
+        known: names of all modules that share their batches; grows with each module.
+        *args, **kwargs: those of ``ShardedEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.fused: FusedPart | None = None
+        if FUSED not in self._sharding_types:
+            return
+        self.fused = FusedPart(
+            self._sharding_types,
+            self._embedding_shardings,
+            options,
+            known,
+            self._is_weighted,
+            self._device,
+        )
+        self._divisor_free = self._columns_without_divisor()
+        # TorchRec takes the order of features from the first batch; ours is canonical.
+        self._create_input_dist(self.fused.features.names)
+        if self._has_mean_pooling_callback:
+            self._init_mean_pooling_callback(self.fused.features.names, None)
+        self._has_uninitialized_input_dist = False
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if sharding_infos[0].param_sharding.sharding_type == FUSED:
+            return FusedEmbeddingSharding(
+                sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
+            )
+        return super().create_embedding_bag_sharding(
+            sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+        )
+
+    def input_dist(  # type: ignore[override]
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
+    ) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is None:
+            return super().input_dist(ctx, features)
+        batch = self.fused.canonical(features, self._input_dists)
+        inverse_indices = batch.inverse_indices_or_none()
+        if inverse_indices is not None and self._inverse_indices_permute_indices is None:
+            self._create_inverse_indices_permute_indices(inverse_indices)
+            if self._has_mean_pooling_callback:
+                self._init_mean_pooling_callback(batch.keys(), inverse_indices)
+        awaitable = super().input_dist(ctx, batch)
+        ctx.sharding_contexts[self.fused.index] = self.fused.context_of(awaitable)
+        if ctx.divisor is not None:
+            ctx.divisor[:, self._divisor_free] = 1
+        return awaitable
+
+    def _columns_without_divisor(self) -> torch.Tensor:
+        """Output columns that TorchRec's divisor for row-wise mean pooling must leave alone.
+
+        As soon as one row-wise table is mean-pooled, TorchRec divides all columns by the lengths
+        of their bags plus an epsilon, also those that were pooled already and those of sums.
+        """
+        mean: dict[str, bool] = {}
+        for config in self._embedding_bag_configs:
+            is_mean = config.pooling == PoolingType.MEAN
+            # Outputs are named by the feature, or by both if several tables have the feature.
+            for feature in config.feature_names:
+                mean[feature] = mean[f"{feature}@{config.name}"] = is_mean
+        untouched: list[bool] = []
+        for sharding_type, sharding in zip(
+            self._sharding_types, self._embedding_shardings, strict=True
+        ):
+            for name, dim in zip(
+                sharding.embedding_names(), sharding.embedding_dims(), strict=True
+            ):
+                divided = sharding_type in MEAN_BY_DIVISOR and mean[name]
+                untouched.extend([not divided] * dim)
+        return torch.tensor(untouched, device=self._device).nonzero().flatten()
