@@ -56,7 +56,22 @@ class _FusedTypeMixin:
         return [kernel.value for kernel in members]
 
 
-class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollectionSharder):
+class _FusedTableSharder(_FusedTypeMixin):
+    """What the sharders of EmbeddingBagCollection and EmbeddingCollection have in common."""
+
+    def __init__(
+        self,
+        *args: Any,
+        options: ExchangeOptions | None = None,
+        known: KnownNames | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._options = options or ExchangeOptions()
+        self._known = known or KnownNames()
+
+
+class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
     """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
 
     Args:
@@ -64,19 +79,6 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
         options: settings of the fused exchange.
         known: names of other modules that share batches, see ``fused_sharders``.
     """
-
-    def __init__(
-        self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-        sharded_module_order_overwrite: list[str] | None = None,
-        *,
-        options: ExchangeOptions | None = None,
-        known: KnownNames | None = None,
-    ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry, sharded_module_order_overwrite)
-        self._options = options or ExchangeOptions()
-        self._known = known or KnownNames()
 
     def shard(
         self,
@@ -87,11 +89,11 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingBagCollection:
         return FusedShardedEmbeddingBagCollection(
-            module=module,
-            table_name_to_parameter_sharding=params,
-            env=env,
-            fused_params=self.fused_params,
-            device=device,
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
             sharded_module_order_overwrite=self._sharded_module_order_overwrite,
@@ -104,7 +106,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTypeMixin, EmbeddingBagCollection
         return FusedShardedEmbeddingBagCollection
 
 
-class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharder):
+class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSharder):
     """TorchRec's ``EmbeddingCollectionSharder`` with ``fused_row_wise``.
 
     Args:
@@ -114,19 +116,6 @@ class FusedEmbeddingCollectionSharder(_FusedTypeMixin, EmbeddingCollectionSharde
         options: settings of the fused exchange.
         known: names of other modules that share batches, see ``fused_sharders``.
     """
-
-    def __init__(
-        self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-        use_index_dedup: bool = False,
-        *,
-        options: ExchangeOptions | None = None,
-        known: KnownNames | None = None,
-    ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
-        self._options = options or ExchangeOptions()
-        self._known = known or KnownNames()
 
     def shard(
         self,

@@ -236,6 +236,21 @@ def local_device(case: Case) -> torch.device:
     return torch.device("cpu") if case.device == "cpu" else torch.device("cuda", dist.get_rank())
 
 
+def parallel(
+    model: nn.Module, plan: ShardingPlan, sharders: list[Any], device: torch.device | None = None
+) -> DistributedModelParallel:
+    """The model in DistributedModelParallel, on all ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        plan=plan,
+        sharders=sharders,
+        device=device or torch.device("cpu"),
+    )
+
+
 def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> DistributedModelParallel:
     """The case's module in DistributedModelParallel, with its initial weights."""
     sharders = fr.fused_sharders(
@@ -267,15 +282,7 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
         sharder=sharder,
         device_type=case.device,
     )
-    group = dist.group.WORLD
-    assert group is not None
-    model = DistributedModelParallel(
-        module=Wrapper(module),
-        env=ShardingEnv.from_process_group(group),
-        plan=ShardingPlan({"sparse": plan}),
-        sharders=sharders,
-        device=local_device(case),
-    )
+    model = parallel(Wrapper(module), ShardingPlan({"sparse": plan}), sharders, local_device(case))
     state = {
         f"sparse.{prefix(case)}.{t.name}.weight": initial_weight(case, i).to(
             torch.float16 if t.dtype == "fp16" else torch.float32

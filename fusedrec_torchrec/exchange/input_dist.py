@@ -209,19 +209,16 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
 
     def _compact(self) -> torch.Tensor:
         """The rows of all messages, without headers and padding."""
-        counts = [sum(row) for row in self.context.counts_in]
-        width, total = self._received.size(1), sum(counts)
+        total = sum(map(sum, self.context.counts_in))
+        ranks, width = self._received.shape
         device = self._received.device
-        starts, shifts = 0, []
-        for rank, count in enumerate(counts):
-            shifts.append(rank * width + self._header - starts)
-            starts += count
-        index = torch.arange(total, device=device) + torch.repeat_interleave(
-            to_device(shifts, device),
-            to_device(counts, device),
-            output_size=total,
+        counts_W = self._received[:, COUNTS : self._header].sum(1)
+        starts_W = counts_W.cumsum(0) - counts_W
+        shift_W = torch.arange(ranks, device=device) * width + self._header - starts_W
+        index_R = torch.arange(total, device=device) + torch.repeat_interleave(
+            shift_W, counts_W, output_size=total
         )
-        return self._received.view(-1).index_select(0, index)
+        return self._received.view(-1).index_select(0, index_R)
 
     def _fail(self, failed: list[int]) -> None:
         message = self._rejected

@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan
-from torchrec.distributed.types import ShardedTensor, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardedTensor, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -25,6 +24,7 @@ from tests.case import (
     batch,
     initial_weight,
     outputs_by_name,
+    parallel,
     prefix,
     sharded,
     unsharded,
@@ -176,15 +176,7 @@ def optimizer_in_backward(case: Case) -> None:
     plan = construct_module_sharding_plan(
         module, {t.name: fr.fused_row_wise() for t in case.tables}, sharder, device_type="cpu"
     )
-    group = dist.group.WORLD
-    assert group is not None
-    model = DistributedModelParallel(
-        Wrapper(module),
-        env=ShardingEnv.from_process_group(group),
-        plan=ShardingPlan({"sparse": plan}),
-        sharders=sharders,
-        device=torch.device("cpu"),
-    )
+    model = parallel(Wrapper(module), ShardingPlan({"sparse": plan}), sharders)
     model.load_state_dict(sharded(case).state_dict())
     for step in range(case.steps):
         train_step(case, model, step)
@@ -293,8 +285,7 @@ def two_modules_share_a_batch() -> None:
 
     case = Case(tables=(Table("a", 10, dim=4), Table("b", 10, dim=4)), batch_sizes=(3, 3))
     sharders = fr.fused_sharders()
-    model, group = Two(), dist.group.WORLD
-    assert group is not None
+    model = Two()
     plan = ShardingPlan(
         {
             path: construct_module_sharding_plan(
@@ -303,14 +294,7 @@ def two_modules_share_a_batch() -> None:
             for path, table in (("x", "a"), ("y", "b"))
         }
     )
-    parallel = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(group),
-        plan=plan,
-        sharders=sharders,
-        device=torch.device("cpu"),
-    )
-    x, y = parallel(batch(case, 0, dist.get_rank()))
+    x, y = parallel(model, plan, sharders)(batch(case, 0, dist.get_rank()))
     assert x.shape == y.shape == (3, 4)
 
 

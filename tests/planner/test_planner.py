@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Topology
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -18,6 +17,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.planner.estimators import expected_unique, optimizer_bytes
+from tests.case import parallel
 from tests.cluster import Cluster
 
 FUSED = fr.FusedShardingType.FUSED_ROW_WISE.value
@@ -197,14 +197,7 @@ def plan_and_shard() -> tuple[str, list[tuple[int, ...]]]:
     sharders = fr.fused_sharders(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
     # The default topology asks the environment, as TorchRec's planner does.
     plan = fr.FusedShardingPlanner(constraints=constraints).collective_plan(model, sharders, group)
-    parallel = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(group),
-        plan=plan,
-        sharders=sharders,
-        device=torch.device("cpu"),
-    )
-    weights = parallel.state_dict()["bags.embedding_bags.c.weight"]
+    weights = parallel(model, plan, sharders).state_dict()["bags.embedding_bags.c.weight"]
     return str(plan), [tuple(shard.tensor.shape) for shard in weights.local_shards()]
 
 
