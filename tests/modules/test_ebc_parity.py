@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.exchange import layout
 from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
 from tests.parity import local_parts, run_and_check, train_step
@@ -175,3 +176,19 @@ def test_variable_batch_per_feature(clusters: Callable[[int], Cluster], world_si
         optimizer="rowwise_adagrad",
     )
     clusters(world_size).run(run_and_check, case)
+
+
+def run_with_64_bit_keys(case: Case) -> None:
+    """As in a key space of more than 2^31 rows, which would not fit into memory here."""
+    limit, layout.INT32_MAX = layout.INT32_MAX, 10
+    try:
+        run_and_check(case)
+        sparse = sharded(case).module.sparse
+        assert sparse.fused.layout.key_dtype == torch.int64
+    finally:
+        layout.INT32_MAX = limit
+
+
+def test_64_bit_keys(cluster_2: Cluster) -> None:
+    case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), optimizer="rowwise_adagrad")
+    cluster_2.run(run_with_64_bit_keys, case)

@@ -158,3 +158,43 @@ def test_pipeline_equals_plain_loop(cluster_2: Cluster, name: str, kind: str) ->
 @pytest.mark.parametrize("kind", ["ebc", "ec"])
 def test_eval_pipeline_equals_plain_loop_and_updates_nothing(cluster_2: Cluster, kind: str) -> None:
     cluster_2.run(evaluate, case_of(kind))
+
+
+def bad_batch_in_pipeline(case: Case, name: str) -> tuple[int, str]:
+    """Returns the number of steps before the error, and its text; trains on afterwards."""
+    model = build(case)
+    pipeline: Any = getattr(train_pipelines, name)(
+        model, model.fused_optimizer, torch.device("cpu")
+    )
+
+    def with_one_bad() -> Iterator[Batch]:
+        for step, item in enumerate(batches(case)):
+            if step == 4 and dist.get_rank() == 1:
+                item.features.values()[0] = 10**6
+            yield item
+
+    iterator, steps = with_one_bad(), 0
+    try:
+        while True:
+            pipeline.progress(iterator)
+            steps += 1
+    except ValueError as error:
+        text = str(error)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert int(total) == dist.get_world_size()
+    plain_loop(case)
+    return steps, text
+
+
+@pytest.mark.parametrize(
+    "name", ["TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite"]
+)
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_batch_raises_the_same_error_on_all_ranks(
+    cluster_2: Cluster, name: str, kind: str
+) -> None:
+    (steps_0, text_0), (steps_1, text_1) = cluster_2.run(bad_batch_in_pipeline, case_of(kind), name)
+    assert steps_0 == steps_1 <= 4
+    assert text_0 == text_1
+    assert text_0.startswith("bad input on rank 1: feature 'f_a' of table 'a': id 1000000 ")
