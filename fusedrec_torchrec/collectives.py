@@ -80,7 +80,9 @@ def _record(op: str, args: tuple[Any, ...]) -> Collective:
         splits = args[4] or [sent.size(0) // world_size] * world_size
         row_bytes = sent.element_size() * (sent[:1].numel() if sent.size(0) else 0)
         return Collective("all_to_all", dtype, (sum(splits) - splits[group.rank()]) * row_bytes)
-    total = sum(t.numel() * t.element_size() for t in _tensors(args[0])) if args else 0
+    # The larger side: what is gathered, or what is reduced and scattered.
+    whole = args[1] if NAMES.get(op) == "reduce_scatter" else args[0] if args else ()
+    total = sum(t.numel() * t.element_size() for t in _tensors(whole))
     share = {"all_reduce": 2.0, "broadcast": 1.0, "all_gather": 1.0, "reduce_scatter": 1.0}
     name = NAMES.get(op, op)
     ring = share.get(name, 1.0) * (world_size - 1) / world_size

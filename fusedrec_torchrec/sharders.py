@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -19,7 +18,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from fusedrec_torchrec.exchange.lookup import CPU_KERNELS, CUDA_KERNELS
+from fusedrec_torchrec.exchange.lookup import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.modules import (
     FusedShardedEmbeddingBagCollection,
@@ -27,7 +26,7 @@ from fusedrec_torchrec.modules import (
     FusedShardedFeatureProcessedEmbeddingBagCollection,
     KnownNames,
 )
-from fusedrec_torchrec.sharding_type import FusedShardingType
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = [
     "FusedEmbeddingBagCollectionSharder",
@@ -35,8 +34,6 @@ __all__ = [
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "fused_sharders",
 ]
-
-FUSED = FusedShardingType.FUSED_ROW_WISE.value
 
 
 class _FusedTypeMixin:
@@ -50,10 +47,7 @@ class _FusedTypeMixin:
         if sharding_type != FUSED:
             kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
             return kernels
-        members: tuple[EmbeddingComputeKernel, ...] = (
-            CUDA_KERNELS if compute_device_type == "cuda" else CPU_KERNELS
-        )
-        return [kernel.value for kernel in members]
+        return kernels_of(compute_device_type)
 
 
 class _FusedTableSharder(_FusedTypeMixin):
@@ -161,6 +155,13 @@ class FusedFeatureProcessedEmbeddingBagCollectionSharder(
         ebc_sharder: FusedEmbeddingBagCollectionSharder | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
+        if ebc_sharder is not None and not isinstance(
+            ebc_sharder, FusedEmbeddingBagCollectionSharder
+        ):
+            raise ValueError(
+                f"ebc_sharder is a {type(ebc_sharder).__name__}, must be a "
+                "FusedEmbeddingBagCollectionSharder"
+            )
         super().__init__(
             ebc_sharder
             or FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=qcomm_codecs_registry),

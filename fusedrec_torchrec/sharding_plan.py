@@ -18,7 +18,7 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from fusedrec_torchrec.sharding_type import FusedShardingType
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["fused_row_wise"]
 
@@ -67,7 +67,7 @@ def fused_row_wise(
             sizes = [[n, dim] for n in rows_per_rank]
             offsets = [[start, 0] for start in list(accumulate(rows_per_rank, initial=0))[:-1]]
         return ParameterSharding(
-            sharding_type=FusedShardingType.FUSED_ROW_WISE.value,
+            sharding_type=FUSED,
             compute_kernel=compute_kernel,
             ranks=list(range(world_size)),
             sharding_spec=EnumerableShardingSpec(

@@ -6,7 +6,7 @@ TorchRec's own ``ShardingType`` is an Enum with members and cannot be extended; 
 
 from enum import Enum, unique
 
-__all__ = ["FusedShardingType"]
+__all__ = ["FUSED", "FusedShardingType"]
 
 
 @unique
@@ -14,3 +14,6 @@ class FusedShardingType(Enum):
     """Sharding types of this package, next to TorchRec's ``ShardingType``."""
 
     FUSED_ROW_WISE = "fused_row_wise"
+
+
+FUSED = FusedShardingType.FUSED_ROW_WISE.value

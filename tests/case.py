@@ -82,6 +82,7 @@ class Case:
     lengths: tuple[int, ...] = (0, 1, 2, 4)
     skew: float = 2.0
     id_dtype: str = "int64"
+    length_dtype: str = "int32"
     seed: int = 0
     input_dist: str = "single_shot"
     output_dtype: str = "fp32"
@@ -151,7 +152,7 @@ def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys=case.features,
         values=values.to(getattr(torch, case.id_dtype)),
-        lengths=torch.cat(lengths).int(),
+        lengths=torch.cat(lengths).to(getattr(torch, case.length_dtype)),
         weights=weights,
         stride_per_key_per_rank=[[s] for s in strides] if case.vbe else None,
         inverse_indices=inverse,

@@ -1,7 +1,8 @@
 """The fused data path, in the order the data flows.
 
 ======================  =========================================================
-``features``            what the user passed in, checked and put in canonical order
+``checks``              what names, shapes and types of a batch can tell
+``features``            the batch in canonical form
 ``layout``              tables -> buckets, ranks and the fused key space
 ``hashing``, ``keys``   (table, id) -> key in the fused key space
 ``dedup``               unique keys + inverse

@@ -84,7 +84,8 @@ class Dedup:
 
     def by_direct_addressing(self, keys_N: torch.Tensor) -> Unique:
         if self._slots is None:
-            self._slots = torch.empty(self._key_space, dtype=torch.int32, device=keys_N.device)
+            with torch.inference_mode(False):  # it outlives an inference
+                self._slots = torch.empty(self._key_space, dtype=torch.int32, device=keys_N.device)
         slots, index_N = self._slots, keys_N.long()
         position_N = torch.arange(keys_N.numel(), dtype=torch.int32, device=keys_N.device)
         slots.scatter_(0, index_N, position_N)

@@ -1,11 +1,12 @@
-"""What the user passed in, checked and put in canonical order.
+"""What the user passed in, checked and put in canonical form.
 
 The canonical order is that of the module's slots, so that everything behind it can work on
 contiguous ranges.  A feature of two tables stands in it twice.  The order of a batch's own keys
 does not matter and may change from batch to batch.
 
-What a look at shapes, names and types can tell is checked here; what needs a look at the ids is
-checked on the device, see ``keys``.
+Stock tables of the same module send the batch's tensors as they are, so ranks must agree on which
+there are and of what type, also when one rank's batch is bad or empty: beside stock tables, ids
+become int64 and lengths int32.
 """
 
 from collections.abc import Sequence
@@ -15,19 +16,20 @@ from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-__all__ = ["CanonicalFeatures"]
+from fusedrec_torchrec.exchange.checks import check_batch, check_names, check_tensor_dict
 
-ID_TYPES = (torch.int32, torch.int64)
+__all__ = ["CanonicalFeatures"]
 
 
 class CanonicalFeatures:
-    """Checks batches and reorders their features.
+    """Checks batches and puts them in canonical form.
 
     Args:
         names: the feature of each slot of the module, in order.
         known: features of all modules that share batches with this one; others are extra.
         refuse_extra: whether an extra feature is an error.
-        weighted: whether ids carry weights.
+        weighted: whether ids carry weights; if not, weights of a batch are dropped.
+        beside_stock: whether the module has stock tables, too.
         device: where batches must be.
     """
 
@@ -37,24 +39,36 @@ class CanonicalFeatures:
         known: set[str],
         refuse_extra: bool,
         weighted: bool,
+        beside_stock: bool,
         device: torch.device,
     ) -> None:
         self.names = list(names)
         self._known = known
         self._refuse_extra = refuse_extra
-        self._weighted = weighted
+        self._needs_weights = weighted
+        self._drops_weights = not weighted
+        self._beside_stock = beside_stock
         self._device = device
-        self._orders: dict[tuple[str, ...], list[int] | None] = {}
+        self._unique_names = list(dict.fromkeys(names))
+        # By the names of a batch: where each slot stands in it, if it is not in order already.
+        self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}
+        self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
+        self._last_was_variable = False
+
+    def ignore_weights(self) -> None:
+        """Batches need no weights from now on, because something else provides them."""
+        self._needs_weights = False
 
     def __call__(self, features: KeyedJaggedTensor | TensorDict) -> KeyedJaggedTensor:
-        """The batch in canonical order.
+        """The batch in canonical form.
 
         Raises:
             ValueError: naming the feature, what is wrong and what is expected.
         """
         if isinstance(features, TensorDict):
             self._check_names(list(features.keys()))
-            features = maybe_td_to_kjt(features, list(dict.fromkeys(self.names)))
+            check_tensor_dict(features, self._unique_names)
+            features = maybe_td_to_kjt(features, self._unique_names)
         elif not isinstance(features, KeyedJaggedTensor):
             raise ValueError(
                 f"features are a {type(features).__name__}, must be a KeyedJaggedTensor or a "
@@ -64,109 +78,74 @@ class CanonicalFeatures:
         if keys not in self._orders:
             self._check_names(keys)
             indices = [keys.index(name) for name in self.names]
-            self._orders[keys] = None if indices == list(range(len(keys))) else indices
-        self._check_tensors(features)
+            self._orders[keys] = (
+                None
+                if indices == list(range(len(keys)))
+                else (indices, torch.tensor(indices, dtype=torch.int32, device=self._device))
+            )
+        check_batch(features, self._needs_weights, self._device)
+        inverse_indices = features.inverse_indices_or_none()
+        variable = features.variable_stride_per_key()
+        features = self._in_agreed_types(features)
         order = self._orders[keys]
-        if order is None:
-            return features
-        if features.lengths().numel() == 0:  # permute cannot reshape what has no elements
-            return self._without_ids(features, stride=0)
-        canonical = features.permute(order)
-        # HACK: permute drops the inverse indices; they go by name, so they are still right.
-        canonical._inverse_indices = features.inverse_indices_or_none()
+        canonical = features if order is None else features.permute(*order)
+        if variable:
+            assert inverse_indices is not None
+            # HACK: permute drops the inverse indices, and there is no other way to set them.
+            canonical._inverse_indices = self._in_slot_order(inverse_indices)
+        self._last_was_variable = variable
         return canonical
-
-    def ignore_weights(self) -> None:
-        """Batches need no weights from now on, because something else provides them."""
-        self._weighted = False
 
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """An empty batch that takes the place of a bad one, so that collectives still match."""
-        if isinstance(features, KeyedJaggedTensor):
-            return self._without_ids(features, stride=1)
-        return self._without_ids(None, stride=1)
-
-    def _without_ids(self, features: KeyedJaggedTensor | None, stride: int) -> KeyedJaggedTensor:
         slots = len(self.names)
-        variable = features is not None and features.variable_stride_per_key()
-        unique_names = list(dict.fromkeys(self.names))
+        variable = (
+            features.variable_stride_per_key()
+            if isinstance(features, KeyedJaggedTensor)
+            else self._last_was_variable
+        )
+        inverse = torch.zeros(len(self._unique_names), 1, dtype=torch.int64, device=self._device)
         return KeyedJaggedTensor(
             keys=self.names,
             values=torch.empty(0, dtype=torch.int64, device=self._device),
-            weights=torch.empty(0, device=self._device) if self._weighted else None,
-            lengths=torch.zeros(slots * stride, dtype=torch.int32, device=self._device),
-            stride=None if variable else stride,
-            stride_per_key_per_rank=[[stride]] * slots if variable else None,
-            inverse_indices=(
-                unique_names,
-                torch.zeros(len(unique_names), stride, dtype=torch.int64, device=self._device),
-            )
-            if variable
-            else None,
+            weights=torch.empty(0, device=self._device) if self._needs_weights else None,
+            lengths=torch.zeros(slots, dtype=torch.int32, device=self._device),
+            stride=None if variable else 1,
+            stride_per_key_per_rank=[[1]] * slots if variable else None,
+            inverse_indices=(self._unique_names, inverse) if variable else None,
         )
 
     def _check_names(self, keys: Sequence[str]) -> None:
-        missing = [name for name in dict.fromkeys(self.names) if name not in keys]
-        if missing:
-            raise ValueError(
-                f"feature {missing[0]!r} is missing from the batch, which has {sorted(keys)}"
-                + (f"; also missing: {missing[1:]}" if missing[1:] else "")
-            )
-        repeated = [name for name in dict.fromkeys(keys) if list(keys).count(name) > 1]
-        if repeated:
-            raise ValueError(f"feature {repeated[0]!r} stands more than once in the batch")
-        extra = [name for name in keys if name not in self._known]
-        if extra and self._refuse_extra:
-            raise ValueError(
-                f"feature {extra[0]!r} belongs to no table; tables have {sorted(self._known)}. "
-                "Leave it out of the batch, or pass extra_features='ignore' to the sharders"
-            )
+        check_names(keys, self._unique_names, self._known, self._refuse_extra)
 
-    def _check_tensors(self, features: KeyedJaggedTensor) -> None:
-        values, keys = features.values(), features.keys()
-        if values.dtype not in ID_TYPES:
-            raise ValueError(
-                f"ids of features {keys} are {values.dtype}, must be one of {list(ID_TYPES)}"
-            )
-        if values.device.type != self._device.type:
-            raise ValueError(f"ids are on {values.device}, must be on {self._device}")
-        lengths = features.lengths()
+    def _in_agreed_types(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        weights = None if self._drops_weights else features.weights_or_none()
+        dropped = weights is not features.weights_or_none()
+        if not dropped and not self._beside_stock:
+            return features
         variable = features.variable_stride_per_key()
-        if variable:
-            expected = sum(features.stride_per_key())
-            if features.inverse_indices_or_none() is None:
-                raise ValueError(
-                    "inverse_indices is None, must be given with a variable batch size per feature"
-                )
-        else:
-            expected = features.stride() * len(keys)
-        if lengths.numel() != expected:
-            raise ValueError(
-                f"there are {lengths.numel()} lengths for {len(keys)} features, must be {expected}"
-            )
-        # On CUDA this is the synchronisation TorchRec's own split of the batch needs anyway.
-        if lengths.device.type == "cpu" and bool((lengths < 0).any()):
-            where = int((lengths < 0).nonzero()[0])
-            raise ValueError(f"lengths[{where}] is {int(lengths[where])}, must be at least 0")
-        total = sum(features.length_per_key()) if lengths.numel() else 0
-        if total != values.numel():
-            raise ValueError(
-                f"lengths add up to {total}, must be {values.numel()}, the number of ids"
-            )
-        self._check_weights(features)
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values().long() if self._beside_stock else features.values(),
+            weights=weights.float() if weights is not None and self._beside_stock else weights,
+            lengths=features.lengths().int(),
+            stride=None if variable else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+            length_per_key=features.length_per_key() if features.lengths().numel() else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
 
-    def _check_weights(self, features: KeyedJaggedTensor) -> None:
-        if not self._weighted:
-            return
-        weights = features.weights_or_none()
-        if weights is None:
-            raise ValueError(
-                "weights are missing from the batch, tables with is_weighted need them"
+    def _in_slot_order(
+        self, inverse_indices: tuple[list[str], torch.Tensor]
+    ) -> tuple[list[str], torch.Tensor]:
+        """Inverse indices in the order of the slots, each feature once.
+
+        TorchRec works out how they belong to its outputs with the first batch only.
+        """
+        names, indices = inverse_indices
+        key = tuple(names)
+        if key not in self._inverse_orders:
+            self._inverse_orders[key] = torch.tensor(
+                [names.index(name) for name in self._unique_names], device=indices.device
             )
-        if not weights.is_floating_point():
-            raise ValueError(f"weights are {weights.dtype}, must be a floating point type")
-        if weights.numel() != features.values().numel():
-            raise ValueError(
-                f"there are {weights.numel()} weights, must be {features.values().numel()}, "
-                "one for each id"
-            )
+        return self._unique_names, indices.index_select(0, self._inverse_orders[key])

@@ -5,8 +5,8 @@ header, so that one collective does both:
 
     message = [ status | wanted capacity | overflow | count per bucket | int32 local rows ... ]
 
-- *status*: non-zero if the sender's input is bad.  It still sends its messages, with an empty
-  body; every rank sees it, and all raise the same error in the same step.
+- *status*: non-zero if the sender's input is bad.  It still sends its messages, whose rows mean
+  nothing then; every rank sees it, and all raise the same error in the same step.
 - *wanted capacity*: the same number in all messages of a sender.  Every rank computes the next
   capacity from the maximum of what it received, so all agree without asking.
 - *overflow*: the sender has more ids for some owner than fit.  Every rank sees the flag, and all
@@ -17,6 +17,8 @@ the second round is the exchange.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,9 @@ __all__ = ["Capacity", "FusedInputDist"]
 
 STATUS, WANTED, OVERFLOW, COUNTS = 0, 1, 2, 3
 GRANULE = 64
+
+# Whether something is wrong with a batch, and what.
+Report = tuple[torch.Tensor, Callable[[], str]]
 
 
 class Capacity:
@@ -98,14 +103,19 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             else None
             for b in layout.buckets
         ]
-        self._rejected: str | None = None
+        self._reports: list[Report] = []
 
-    def reject(self, message: str) -> None:
-        """Makes the next batch an error on all ranks, because it is bad on this one."""
-        self._rejected = message
+    def report(self, bad: torch.Tensor, describe: Callable[[], str]) -> None:
+        """Makes the next batch an error on all ranks if it is bad on this one.
+
+        Args:
+            bad: 0-dim bool tensor; stays on its device.
+            describe: gives the error message, if it comes to that.
+        """
+        self._reports.append((bad, describe))
 
     def forward(self, features: KeyedJaggedTensor) -> "HeaderAwaitable":  # type: ignore[override]
-        rejected, self._rejected = self._rejected, None
+        reports, self._reports = self._reports, []
         ids_per_slot = features.length_per_key()
         counts_S = to_device(ids_per_slot, self.layout.device)
         keys_N, bad = self.keys.keys(features.values(), counts_S)
@@ -133,8 +143,8 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 if self._pooled
                 else sequence_bags(row_N)
             )
-        status = torch.ones_like(bad) if rejected else bad
-        return HeaderAwaitable(self, context, routed, status, rejected, counts_S)
+        reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), counts_S)))
+        return HeaderAwaitable(self, context, routed, reports)
 
 
 class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
@@ -145,19 +155,16 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         input_dist: FusedInputDist,
         context: FusedShardingContext,
         routed: Route,
-        status: torch.Tensor,
-        rejected: str | None,
-        counts_S: torch.Tensor,
+        reports: list[Report],
     ) -> None:
         super().__init__()
         self.context = context
         self._input_dist = input_dist
         self._routed = routed
-        self._rejected = rejected
-        self._counts_S = counts_S
+        self._reports = reports
         self._header = COUNTS + len(input_dist.layout.buckets)
         self._capacity = input_dist.capacity.current
-        send = self._messages(status)
+        send = self._messages(torch.stack([bad for bad, _ in reports]).any())
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(
             self._received, send, group=input_dist.pg, async_op=True
@@ -167,8 +174,7 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
         """[W, header + capacity] int32; ids that do not fit go to a spare element and vanish."""
         routed = self._routed
-        counts_WK = torch.where(status, torch.zeros_like(routed.counts_WK), routed.counts_WK)
-        counts_W = counts_WK.sum(1)
+        counts_W = routed.counts_WK.sum(1)
         ranks = counts_W.numel()
         width = self._header + self._capacity
         largest = counts_W.max()
@@ -178,10 +184,9 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         messages[:, STATUS] = status
         messages[:, WANTED] = self._input_dist.capacity.wanted(largest)
         messages[:, OVERFLOW] = largest > self._capacity
-        messages[:, COUNTS : self._header] = counts_WK
+        messages[:, COUNTS : self._header] = routed.counts_WK
         if self._capacity:
-            owner_start_W = routed.counts_WK.sum(1)
-            owner_start_W = owner_start_W.cumsum(0) - owner_start_W
+            owner_start_W = counts_W.cumsum(0) - counts_W
             slot_U = routed.wire_U - owner_start_W[routed.owner_U]
             target_U = torch.where(
                 slot_U < self._capacity,
@@ -221,11 +226,7 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         return self._received.view(-1).index_select(0, index_R)
 
     def _fail(self, failed: list[int]) -> None:
-        message = self._rejected
-        features = self.context.features_before_input_dist
-        if message is None and self._input_dist.pg.rank() in failed:
-            assert features is not None
-            message = self._input_dist.keys.describe_bad_ids(features.values(), self._counts_S)
+        message = next((describe() for bad, describe in self._reports if bool(bad)), None)
         raise_on_all_ranks(self._input_dist.pg, failed, message, self._received.device)
 
 

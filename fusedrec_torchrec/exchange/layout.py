@@ -41,7 +41,7 @@ def group_into_buckets(
     which one physical table cannot: hence the neutral pooling and the partition before it.
     A bucket is split where its rows on some rank would not fit an int32 row number.
     """
-    partitions: dict[tuple[object, ...], list[int]] = {}
+    partitions: dict[tuple[object, ...], list[list[int]]] = {}  # table numbers, bucket by bucket
     rows_so_far: dict[tuple[object, ...], list[int]] = {}
     for t, table in enumerate(tables_per_rank[0]):
         kind = (table.local_cols, table.compute_kernel)
@@ -51,17 +51,17 @@ def group_into_buckets(
                 f"table {table.name!r} has {max(local_rows)} rows on one rank, must be at most "
                 f"{max_rows}: use more ranks or even row ranges"
             )
-        total = [a + b for a, b in zip(rows_so_far.get(kind, local_rows), local_rows, strict=True)]
-        if kind not in rows_so_far or max(total) > max_rows:
+        so_far = rows_so_far.get(kind, [0] * len(local_rows))
+        total = [a + b for a, b in zip(so_far, local_rows, strict=True)]
+        parts = partitions.setdefault(kind, [[]])
+        if max(total) > max_rows:
+            parts.append([])
             total = local_rows
-        part = sum(1 for key in partitions if key[:2] == kind)
-        if total is not local_rows:
-            part -= 1
+        parts[-1].append(t)
         rows_so_far[kind] = total
-        partitions.setdefault((*kind, part), []).append(t)
 
     buckets_per_rank: list[list[GroupedEmbeddingConfig]] = [[] for _ in tables_per_rank]
-    for members in partitions.values():
+    for members in (members for parts in partitions.values() for members in parts):
         grouped = group_tables(
             [
                 [dataclasses.replace(tables[t], pooling=PoolingType.SUM) for t in members]
@@ -135,7 +135,6 @@ class ExchangeLayout:
                     end_slot=slots,
                 )
             )
-        self.num_slots = slots
         self._build_tensors(local_bases)
 
     @property
@@ -149,17 +148,17 @@ class ExchangeLayout:
         return [(feature, table.name) for table in self.tables for feature in table.features]
 
     def _build_tensors(self, local_bases: list[list[int]]) -> None:
-        def to_device(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        def tensor(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=self.device)
 
         num_tables, num_ranks = len(self.tables), self.world_size
         self._key_bases = list(accumulate((table.rows for table in self.tables), initial=0))
-        # One above the last key is the padding of static-shape dedup and must fit, too.
+        # The size itself is the padding of static-shape dedup and must fit, too.
         self.key_dtype = torch.int32 if self.key_space < INT32_MAX else torch.int64
 
         slot_tables = [t for t, table in enumerate(self.tables) for _ in table.features]
-        self.slot_key_bases_S = to_device([self._key_bases[t] for t in slot_tables], torch.int64)
-        self.slot_rows_S = to_device([self.tables[t].rows for t in slot_tables], torch.int64)
+        self.slot_key_bases_S = tensor([self._key_bases[t] for t in slot_tables], torch.int64)
+        self.slot_rows_S = tensor([self.tables[t].rows for t in slot_tables], torch.int64)
 
         starts, shifts = [], []
         for base, table, local in zip(self._key_bases, self.tables, local_bases, strict=False):
@@ -167,9 +166,9 @@ class ExchangeLayout:
                 starts.append(base + table.row_starts[r])
                 shifts.append(local[r] - starts[-1])
         starts.append(self.key_space)
-        self.segment_starts_G1 = to_device(starts, self.key_dtype)
+        self.segment_starts_G1 = tensor(starts, self.key_dtype)
         # local row = key + row_shift of its segment
-        self.row_shifts_G = to_device(shifts, torch.int64)
+        self.row_shifts_G = tensor(shifts, torch.int64)
 
         segments = torch.arange(num_tables * num_ranks).view(num_tables, num_ranks)
         bucket_of_table = torch.tensor(

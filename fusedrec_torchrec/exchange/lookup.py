@@ -36,6 +36,7 @@ from torchrec.distributed.embedding_types import (
     GroupedEmbeddingConfig,
     compute_kernel_to_embedding_location,
 )
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
 from fusedrec_torchrec.exchange.context import ReceivedRows
@@ -71,22 +72,43 @@ def _values(members: tuple[Any, ...]) -> list[str]:
     return [str(member.value) for member in members]
 
 
+def kernels_of(device_type: str) -> list[str]:
+    """Compute kernels that fused tables can use on a device."""
+    return _values(CUDA_KERNELS if device_type == "cuda" else CPU_KERNELS)
+
+
+def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
+    """Optimizers that fused tables can use on a device."""
+    return CUDA_OPTIMIZERS if device_type == "cuda" else CPU_OPTIMIZERS
+
+
+def optimizer_of(weight: torch.Tensor, default: EmbOptimType | None) -> EmbOptimType:
+    """A table's optimizer: of ``apply_optimizer_in_backward``, else the sharder's, else SGD."""
+    classes = getattr(weight, "_optimizer_classes", [None])
+    if classes[0] is not None:
+        return optimizer_type_to_emb_opt_type(classes[0])
+    return default or EmbOptimType.EXACT_SGD
+
+
 def check_bucket(config: GroupedEmbeddingConfig, device: torch.device) -> None:
     """Refuses what the kernel cannot do, by table, with what it can."""
-    on_cuda = device.type == "cuda"
-    kernels = CUDA_KERNELS if on_cuda else CPU_KERNELS
-    optimizers = CUDA_OPTIMIZERS if on_cuda else CPU_OPTIMIZERS
+    kernels, optimizers = kernels_of(device.type), optimizers_of(device.type)
     optimizer = (config.fused_params or {}).get("optimizer", EmbOptimType.EXACT_SGD)
+    if not isinstance(optimizer, EmbOptimType):
+        raise ValueError(
+            f"table {config.embedding_tables[0].name!r} (fused_row_wise on {device.type}): "
+            f"optimizer is {optimizer!r}, must be one of EmbOptimType's {_values(optimizers)}"
+        )
     for table in config.embedding_tables:
         where = f"table {table.name!r} (fused_row_wise on {device.type})"
         if table.local_cols % 4 or table.local_cols <= 0:
             raise ValueError(
                 f"{where}: embedding_dim is {table.local_cols}, must be a positive multiple of 4"
             )
-        if table.compute_kernel not in kernels:
+        if table.compute_kernel.value not in kernels:
             raise ValueError(
                 f"{where}: compute_kernel is {table.compute_kernel.value!r}, must be one of "
-                f"{_values(kernels)}"
+                f"{kernels}"
             )
         if optimizer not in optimizers:
             raise ValueError(
@@ -152,7 +174,6 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         # Not BatchedFusedEmbeddingBag.__init__: it would build an FBGEMM table per table.
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device)
         device = device or torch.device("cpu")
-        check_bucket(config, device)
         on_cuda = device.type == "cuda"
         weights_precision = data_type_to_sparse_type(config.data_type)
         fused_params = dict(config.fused_params or {})
@@ -178,9 +199,13 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def one_id_per_bag(self, ids: int) -> torch.Tensor:
         """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""
         if self._offsets.numel() <= ids:
-            self._offsets = torch.arange(
-                2 * ids + 1, dtype=torch.int32, device=self._offsets.device
-            )
+            # On CUDA a pending kernel of another stream may still read the old ones.
+            if self._offsets.is_cuda:
+                self._offsets.record_stream(torch.cuda.current_stream())
+            with torch.inference_mode(False):  # they outlive an inference
+                self._offsets = torch.arange(
+                    2 * ids + 1, dtype=torch.int32, device=self._offsets.device
+                )
         return self._offsets[: ids + 1]
 
     def forward(self, rows_R: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -21,8 +21,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
-from fusedrec_torchrec.modules.fused_part import FUSED, FusedPart, KnownNames
+from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedShardedEmbeddingCollection"]
 
@@ -40,12 +41,14 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        known.features.update(f for c in self._embedding_configs for f in c.feature_names)
         self.fused: FusedPart | None = None
         if FUSED not in self._sharding_types:
             return
         self.fused = FusedPart(
-            self._sharding_types,
-            list(self._sharding_type_to_sharding.values()),
+            self._embedding_configs,
+            self.module_sharding_plan,
+            self._sharding_type_to_sharding,
             options,
             known,
             weighted=False,
@@ -112,7 +115,10 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             return sequences
         assert isinstance(sequences, EmbeddingCollectionAwaitable)
         return EmptySequencesAwaitable(
-            sequences._awaitables_per_sharding, self._embedding_names_per_sharding
+            sequences._awaitables_per_sharding,
+            self._embedding_names_per_sharding,
+            self._embedding_dim,
+            self._need_indices,
         )
 
 
@@ -120,15 +126,26 @@ class EmptySequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
     """The output for a batch of no samples, which TorchRec cannot cut into sequences."""
 
     def __init__(
-        self, awaitables: list[Awaitable[torch.Tensor]], names_per_sharding: list[list[str]]
+        self,
+        awaitables: list[Awaitable[torch.Tensor]],
+        names_per_sharding: list[list[str]],
+        dim: int,
+        need_indices: bool,
     ) -> None:
         super().__init__()
         self._parts = list(zip(awaitables, names_per_sharding, strict=True))
+        self._dim = dim
+        self._need_indices = need_indices
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         sequences: dict[str, JaggedTensor] = {}
         for awaitable, names in self._parts:
-            values = awaitable.wait()
+            # A view, so that the backward pass still reaches the exchange.
+            values = awaitable.wait().flatten()[:0].view(0, self._dim)
             lengths = torch.empty(0, dtype=torch.int32, device=values.device)
-            sequences |= {name: JaggedTensor(values, lengths=lengths) for name in names}
+            indices = torch.empty(0, dtype=torch.int64, device=values.device)
+            for name in names:
+                sequences[name] = JaggedTensor(
+                    values, lengths=lengths, weights=indices if self._need_indices else None
+                )
         return sequences

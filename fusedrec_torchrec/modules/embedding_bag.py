@@ -9,19 +9,22 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
     ShardedEmbeddingBagCollection,
+    VariableBatchEmbeddingBagCollectionAwaitable,
 )
 from torchrec.distributed.types import (
     Awaitable,
+    LazyAwaitable,
     QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
 from torchrec.modules.embedding_configs import PoolingType
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.modules.fused_part import FUSED, FusedPart, KnownNames
+from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedShardedEmbeddingBagCollection"]
 
@@ -42,12 +45,14 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
         self.fused: FusedPart | None = None
         if FUSED not in self._sharding_types:
             return
         self.fused = FusedPart(
-            self._sharding_types,
-            self._embedding_shardings,
+            self._embedding_bag_configs,
+            self.module_sharding_plan,
+            dict(zip(self._sharding_types, self._embedding_shardings, strict=True)),
             options,
             known,
             self._is_weighted,
@@ -94,6 +99,26 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             ctx.divisor[:, self._divisor_free] = 1
         return awaitable
 
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        return self._unless_empty(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingBagCollectionContext, input: KJTList
+    ) -> LazyAwaitable[KeyedTensor]:
+        return self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _unless_empty(
+        self, ctx: EmbeddingBagCollectionContext, pooled: LazyAwaitable[KeyedTensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        if not ctx.variable_batch_per_feature or ctx.inverse_indices is None:
+            return pooled
+        if ctx.inverse_indices[1].numel():
+            return pooled
+        assert isinstance(pooled, VariableBatchEmbeddingBagCollectionAwaitable)
+        return EmptyBatchAwaitable(pooled._awaitables, self._embedding_names, self._embedding_dims)
+
     def _columns_without_divisor(self) -> torch.Tensor:
         """Output columns that TorchRec's divisor for row-wise mean pooling must leave alone.
 
@@ -116,3 +141,19 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 divided = sharding_type in MEAN_BY_DIVISOR and mean[name]
                 untouched.extend([not divided] * dim)
         return torch.tensor(untouched, device=self._device).nonzero().flatten()
+
+
+class EmptyBatchAwaitable(LazyAwaitable[KeyedTensor]):
+    """The output for a variable batch of no samples, which TorchRec cannot reshape."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names: list[str], dims: list[int]
+    ) -> None:
+        super().__init__()
+        self._awaitables = awaitables
+        self._names = names
+        self._dims = dims
+
+    def _wait_impl(self) -> KeyedTensor:
+        flat = torch.cat([awaitable.wait().flatten() for awaitable in self._awaitables])
+        return KeyedTensor(self._names, self._dims, flat[:0].view(0, sum(self._dims)))

@@ -34,6 +34,17 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
         inner = self._embedding_bag_collection.fused
         if inner is not None:
             inner.features.ignore_weights()
+            inner.limit_lengths(self._max_lengths())
+
+    def _max_lengths(self) -> dict[str, int]:
+        """How many positions each feature's processor has a weight for, where it has weights."""
+        if self._is_collection:
+            return dict(getattr(self._feature_processors, "max_feature_lengths", {}))
+        return {
+            feature: processor.position_weight.numel()
+            for feature, processor in self._feature_processors.items()
+            if hasattr(processor, "position_weight")
+        }
 
     def compute(
         self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList

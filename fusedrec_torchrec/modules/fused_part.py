@@ -1,25 +1,28 @@
 """What EmbeddingBagCollection and EmbeddingCollection share: the entry of fused tables."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, KJTListSplitsAwaitable
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, ParameterSharding
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist, HeaderAwaitable
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
-from fusedrec_torchrec.sharding_type import FusedShardingType
+from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["FUSED", "FusedPart", "KnownNames"]
-
-FUSED = FusedShardingType.FUSED_ROW_WISE.value
+__all__ = ["FusedPart", "KnownNames"]
 
 
 @dataclass
@@ -49,39 +52,48 @@ class FusedPart:
     """The fused tables of a module, among its shardings.
 
     Args:
-        sharding_types: the module's sharding types.
-        shardings: the module's shardings, one for each type.
+        configs: the module's tables.
+        plan: how each of them is sharded.
+        shardings: the module's shardings by type.
         options: settings of the fused exchange.
-        known: names of all modules that share their batches; this module's are added.
+        known: names of all modules that share their batches.
         weighted: whether ids carry weights.
         device: where batches are.
     """
 
     def __init__(
         self,
-        sharding_types: Sequence[str],
-        shardings: Sequence[EmbeddingSharding[Any, Any, Any, Any]],
+        configs: Sequence[BaseEmbeddingConfig],
+        plan: Mapping[str, ParameterSharding],
+        shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
         options: ExchangeOptions,
         known: KnownNames,
         weighted: bool,
         device: torch.device | None,
     ) -> None:
-        self.index = list(sharding_types).index(FUSED)
-        sharding = shardings[self.index]
+        device = device or torch.device("cpu")
+        self.index = list(shardings).index(FUSED)
+        sharding = shardings[FUSED]
         assert isinstance(sharding, FusedEmbeddingSharding)
         sharding.options = options
         self.layout = sharding.layout
         self.features = CanonicalFeatures(
-            [name for sharding in shardings for name in sharding.feature_names()],
+            [name for sharding in shardings.values() for name in sharding.feature_names()],
             known=known.features,
             refuse_extra=options.extra_features == "error",
             weighted=weighted,
-            device=device or torch.device("cpu"),
+            beside_stock=len(shardings) > 1,
+            device=device,
         )
-        known.features.update(self.features.names)
         known.tables.update(table.name for table in self.layout.tables)
         self._options = options
         self._known: KnownNames | None = known
+        self._stock_ids = StockIds(configs, plan, shardings, device)
+        self._max_lengths: dict[str, int] = {}
+
+    def limit_lengths(self, max_lengths: Mapping[str, int]) -> None:
+        """Refuses batches with more ids in a bag of a feature than the feature may have."""
+        self._max_lengths = dict(max_lengths)
 
     def canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         """The batch in canonical order; a bad one is replaced, and reported to all ranks."""
@@ -91,12 +103,40 @@ class FusedPart:
         input_dist = input_dists[self.index]
         assert isinstance(input_dist, FusedInputDist)
         try:
-            return self.features(features)  # type: ignore[arg-type]
-        except ValueError as error:
-            input_dist.reject(str(error))
+            batch = self.features(features)  # type: ignore[arg-type]
         except Exception as error:  # whatever it is, other ranks must not wait for us in vain
-            input_dist.reject(f"{type(error).__name__}: {error}")
-        return self.features.stand_in(features)
+            text = str(error)
+            if not isinstance(error, ValueError):
+                text = f"{type(error).__name__}: {error}"
+            input_dist.report(
+                torch.ones((), dtype=torch.bool, device=self.layout.device), text.strip
+            )
+            return self.features.stand_in(features)
+        if self._max_lengths:
+            input_dist.report(self._too_long(batch).any(), partial(self._describe_too_long, batch))
+        if self._stock_ids.any_tables:
+            input_dist.report(self._stock_ids.bad(batch), partial(self._stock_ids.describe, batch))
+        return batch
+
+    def _too_long(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        """Which bags of the batch have too many ids."""
+        no_limit = torch.iinfo(torch.int32).max
+        features = batch.keys()
+        limits_S = to_device(
+            [self._max_lengths.get(feature, no_limit) for feature in features], self.layout.device
+        )
+        strides_S = to_device(batch.stride_per_key(), self.layout.device)
+        lengths = batch.lengths()
+        return lengths > limits_S.repeat_interleave(strides_S, output_size=lengths.numel())
+
+    def _describe_too_long(self, batch: KeyedJaggedTensor) -> str:
+        where = int(self._too_long(batch).nonzero()[0])
+        slot = bisect_right(list(accumulate(batch.stride_per_key())), where)
+        feature = batch.keys()[slot]
+        return (
+            f"feature {feature!r}: a sample has {int(batch.lengths()[where])} ids, must have at "
+            f"most {self._max_lengths[feature]}, the number of its position weights"
+        )
 
     def context_of(self, awaitable: Awaitable[Any]) -> FusedShardingContext:
         """The context that the fused tables' input dist made for its batch."""
@@ -104,3 +144,62 @@ class FusedPart:
         header = awaitable.awaitables[self.index]
         assert isinstance(header, HeaderAwaitable)
         return header.context
+
+
+class StockIds:
+    """Range checks for the ids of a module's stock tables.
+
+    TorchRec leaves them to FBGEMM, which trains row 0 instead of a row that does not exist.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        plan: Mapping[str, ParameterSharding],
+        shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
+        device: torch.device,
+    ) -> None:
+        self._smallest: dict[str, BaseEmbeddingConfig] = {}  # by feature, of its stock tables
+        for config in configs:
+            if plan[config.name].sharding_type == FUSED or config.use_virtual_table:
+                continue
+            for feature in config.feature_names:
+                other = self._smallest.get(feature, config)
+                self._smallest[feature] = min(config, other, key=lambda c: c.num_embeddings)
+        self.any_tables = bool(self._smallest)
+        no_limit = torch.iinfo(torch.int64).max
+        limits = [
+            no_limit
+            if sharding_type == FUSED or feature not in self._smallest
+            else self._smallest[feature].num_embeddings
+            for sharding_type, sharding in shardings.items()
+            for feature in sharding.feature_names()
+        ]
+        self._limits_S = torch.tensor(limits, device=device)
+        self._checked_S = self._limits_S < no_limit
+
+    def _bad_ids(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        ids_N = batch.values()
+        counts_S = to_device(batch.length_per_key(), ids_N.device)
+        limits_N, checked_N = (
+            values_S.repeat_interleave(counts_S, output_size=ids_N.numel())
+            for values_S in (self._limits_S, self._checked_S)
+        )
+        return checked_N & ((ids_N < 0) | (ids_N >= limits_N))
+
+    def bad(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        """Whether any id is out of range, as a 0-dim tensor on the device."""
+        return self._bad_ids(batch).any()
+
+    def describe(self, batch: KeyedJaggedTensor) -> str:
+        """The error message for the first out-of-range id."""
+        where = int(self._bad_ids(batch).nonzero()[0])
+        ends = list(accumulate(batch.length_per_key()))
+        slot = bisect_right(ends, where)
+        config = self._smallest[batch.keys()[slot]]
+        position = where - (ends[slot - 1] if slot else 0)
+        return (
+            f"feature {batch.keys()[slot]!r} of table {config.name!r}: id "
+            f"{int(batch.values()[where])} at position {position} is out of range "
+            f"[0, {config.num_embeddings})"
+        )

@@ -5,17 +5,16 @@ row-wise one (rows are split over all ranks in the same way); it gets its own na
 options are made.
 """
 
+import torch
+from torch import nn
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import ShardingOption
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingType
 
-from fusedrec_torchrec.exchange.lookup import CUDA_KERNELS
-from fusedrec_torchrec.sharding_type import FusedShardingType
+from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedEnumerator", "is_fused"]
-
-FUSED = FusedShardingType.FUSED_ROW_WISE.value
-FUSED_KERNELS = {kernel.value for kernel in CUDA_KERNELS}
 
 
 class _FusedAsRowWise(str):
@@ -32,8 +31,36 @@ def is_fused(option: ShardingOption) -> bool:
     return bool(option.sharding_type == FUSED)
 
 
+def unfit_tables(
+    module: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
+) -> set[str]:
+    """Tables that cannot be fused, because of dimension, data type or optimizer."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    unfit = set()
+    for child in module.modules():
+        sharder = by_type.get(type(child))
+        if sharder is None:
+            continue
+        default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+        for name, weight in sharder.shardable_parameters(child).items():
+            optimizer = optimizer_of(weight, default)
+            if (
+                weight.shape[1] % 4
+                or weight.dtype not in (torch.float32, torch.float16)
+                or optimizer not in optimizers_of(device)
+            ):
+                unfit.add(name)
+    return unfit
+
+
 class FusedEnumerator(EmbeddingEnumerator):
     """TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with the same arguments."""
+
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> list[ShardingOption]:
+        self._cannot_be_fused = unfit_tables(module, sharders, self._compute_device)
+        return super().enumerate(module, sharders)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         for option in sharding_options:
@@ -45,6 +72,8 @@ class FusedEnumerator(EmbeddingEnumerator):
         self, name: str, allowed_sharding_types: list[str], sharder_key: str = ""
     ) -> list[str]:
         types = super()._filter_sharding_types(name, allowed_sharding_types, sharder_key)
+        if name in self._cannot_be_fused and types != [FUSED]:  # if asked for, it is an error
+            types = [t for t in types if t != FUSED]
         # Sorted: TorchRec's own order is that of a set, which differs from run to run.
         return [FUSED_AS_ROW_WISE if t == FUSED else t for t in sorted(types)]
 
@@ -52,6 +81,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         self, name: str, allowed_compute_kernels: list[str], sharding_type: str
     ) -> list[str]:
         if isinstance(sharding_type, _FusedAsRowWise):
-            allowed_compute_kernels = [k for k in allowed_compute_kernels if k in FUSED_KERNELS]
+            kernels = kernels_of(self._compute_device)
+            allowed_compute_kernels = [k for k in allowed_compute_kernels if k in kernels]
         kernels = super()._filter_compute_kernels(name, allowed_compute_kernels, sharding_type)
         return sorted(kernels)

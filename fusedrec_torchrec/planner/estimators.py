@@ -6,7 +6,6 @@ rows, which is the worst case for dedup.  N ids of a table of R rows then meet
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -28,28 +27,29 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 from torchrec.distributed.planner.utils import get_num_poolings
-from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
+from fusedrec_torchrec.exchange.lookup import optimizer_of
 from fusedrec_torchrec.planner.enumerator import is_fused
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "expected_unique", "optimizer_bytes"]
 
 STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
 ID_BYTES = 4  # on the wire
+ROW_ELEMENT_BYTES = 4  # rows are looked up, travel and pool as float32 unless told otherwise
 # Per id of a batch on the requester: the id (8), its key (4), sorted key and order (4 + 8), rank
 # and inverse (4 + 4), row number before and after ordering by bag (4 + 4).
 BATCH_BYTES_PER_ID = 40
 
-# Elements of optimizer state of a row of the given dimension.
-STATE_PER_ROW: dict[EmbOptimType, Callable[[int], int]] = {
-    EmbOptimType.EXACT_SGD: lambda dim: 0,
-    EmbOptimType.EXACT_ADAGRAD: lambda dim: dim,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: lambda dim: 1,
-    EmbOptimType.ADAM: lambda dim: 2 * dim,
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: lambda dim: dim + 1,
-    EmbOptimType.LAMB: lambda dim: 2 * dim,
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: lambda dim: dim + 1,
-    EmbOptimType.LARS_SGD: lambda dim: dim,
+# Of each optimizer, how many states it keeps per element of a row, and how many per row.
+STATES: dict[EmbOptimType, tuple[int, int]] = {
+    EmbOptimType.EXACT_SGD: (0, 0),
+    EmbOptimType.EXACT_ADAGRAD: (1, 0),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (0, 1),
+    EmbOptimType.ADAM: (2, 0),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: (1, 1),
+    EmbOptimType.LAMB: (2, 0),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: (1, 1),
+    EmbOptimType.LARS_SGD: (1, 0),
 }
 
 
@@ -60,18 +60,14 @@ def expected_unique(rows: int, ids: float) -> float:
     return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else 1.0
 
 
-def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> int:
-    """Bytes of optimizer state of a shard; an optimizer we do not know counts as Adam."""
-    state = STATE_PER_ROW.get(optimizer, STATE_PER_ROW[EmbOptimType.ADAM])
-    return rows * state(dim) * STATE_BYTES
+def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, int]:
+    """Bytes of a shard's optimizer state, per element and per row.
 
-
-def optimizer_of(option: ShardingOption, fused_params: dict[str, Any]) -> EmbOptimType:
-    """From ``apply_optimizer_in_backward`` if used, else from fused_params, else FBGEMM's SGD."""
-    classes = getattr(option.tensor, "_optimizer_classes", [None])
-    if classes[0] is not None:
-        return optimizer_type_to_emb_opt_type(classes[0])
-    return fused_params.get("optimizer", EmbOptimType.EXACT_SGD)
+    Two numbers, because FBGEMM keeps per-row state on the device even if the table is in host
+    memory.  An optimizer we do not know counts as Adam.
+    """
+    per_element, per_row = STATES.get(optimizer, STATES[EmbOptimType.ADAM])
+    return rows * dim * per_element * STATE_BYTES, rows * per_row * STATE_BYTES
 
 
 class _Workload:
@@ -170,9 +166,12 @@ class FusedStorageEstimator(ShardEstimator):
     def _storage(self, option: ShardingOption, rows: int, fused_params: dict[str, Any]) -> Storage:
         work = _Workload(option, self._constraints)
         weights = rows * work.dim * work.element_size
-        table = weights + optimizer_bytes(optimizer_of(option, fused_params), rows, work.dim)
+        element_state, row_state = optimizer_bytes(
+            optimizer_of(option.tensor, fused_params.get("optimizer")), rows, work.dim
+        )
+        table = weights + element_state
 
-        row_bytes = work.dim * STATE_BYTES  # rows travel as float32
+        row_bytes = work.dim * ROW_ELEMENT_BYTES
         share = rows / max(work.rows, 1)
         ranks = self._topology.world_size
         looked_up = ranks * min(work.ids * share, rows) * row_bytes
@@ -183,11 +182,11 @@ class FusedStorageEstimator(ShardEstimator):
         buffers = math.ceil(buffers)
 
         if self._topology.compute_device != "cuda":
-            return Storage(hbm=0, ddr=table + buffers)
+            return Storage(hbm=0, ddr=table + row_state + buffers)
         if option.compute_kernel == EmbeddingComputeKernel.FUSED.value:
-            return Storage(hbm=table + buffers, ddr=0)
+            return Storage(hbm=table + row_state + buffers, ddr=0)
         cache = 0
         if option.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value:
             load_factor = option.cache_load_factor or fused_params.get("cache_load_factor")
             cache = math.ceil(weights * (load_factor or UVM_CACHING_RATIO))
-        return Storage(hbm=cache + buffers, ddr=table)
+        return Storage(hbm=cache + row_state + buffers, ddr=table)

@@ -1,5 +1,6 @@
 """TorchRec's ``EmbeddingShardingPlanner`` that also plans fused tables."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +11,12 @@ from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.types import (
     Enumerator,
     ParameterConstraints,
+    Partitioner,
+    PerfModel,
+    Proposer,
+    ShardingOption,
     Stats,
+    StorageReservation,
     Topology,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -42,9 +48,14 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         topology: Topology | None = None,
         batch_size: int | None = None,
         enumerator: Enumerator | None = None,
-        *args: Any,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
         stats: Stats | list[Stats] | None = None,
         constraints: dict[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
         **kwargs: Any,
     ) -> None:
         topology = topology or Topology(
@@ -62,12 +73,17 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             ],
         )
         super().__init__(
-            topology,
-            batch_size,
-            enumerator,
-            *args,
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=enumerator,
+            storage_reservation=storage_reservation,
+            proposer=proposer,
+            partitioner=partitioner,
+            performance_model=performance_model,
             stats=FusedEmbeddingStats() if stats is None else stats,
             constraints=constraints,
+            debug=debug,
+            callbacks=callbacks,
             **kwargs,
         )
 

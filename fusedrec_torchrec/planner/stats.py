@@ -9,7 +9,8 @@ from torchrec.distributed.planner import stats as torchrec_stats
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.types import ShardingOption
 
-from fusedrec_torchrec.planner.enumerator import FUSED, FUSED_AS_ROW_WISE, is_fused
+from fusedrec_torchrec.planner.enumerator import FUSED_AS_ROW_WISE, is_fused
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedEmbeddingStats"]
 

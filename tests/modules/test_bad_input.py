@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
@@ -27,6 +28,9 @@ def rebuilt(features: KeyedJaggedTensor, **changes: object) -> KeyedJaggedTensor
         "lengths": features.lengths(),
         "weights": features.weights_or_none(),
     }
+    if features.variable_stride_per_key():
+        parts["stride_per_key_per_rank"] = features.stride_per_key_per_rank()
+        parts["inverse_indices"] = features.inverse_indices()
     return KeyedJaggedTensor(**{**parts, **changes})  # type: ignore[arg-type]
 
 
@@ -84,6 +88,45 @@ def odd_number_of_lengths(features: KeyedJaggedTensor) -> object:
     return rebuilt(features, lengths=torch.cat([features.lengths(), torch.zeros(1).int()]))
 
 
+def ids_in_two_dimensions(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, values=features.values().view(-1, 1))
+
+
+def lengths_in_two_dimensions(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, lengths=features.lengths().view(2, -1))
+
+
+def short_lengths(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, lengths=features.lengths().to(torch.int16))
+
+
+def stale_length_per_key(features: KeyedJaggedTensor) -> object:
+    a, b = features.length_per_key()
+    return rebuilt(features, length_per_key=[a - 1, b + 1])
+
+
+class Explosive:
+    """Something whose error is not a ValueError."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("boom")
+
+
+def explosive(features: KeyedJaggedTensor) -> object:
+    return Explosive()
+
+
+def dense_in_tensor_dict(features: KeyedJaggedTensor) -> object:
+    return TensorDict({"f_a": torch.zeros(6, 2), "f_b": torch.zeros(6, 2)})
+
+
+def tensor_dict_without_a_feature(features: KeyedJaggedTensor) -> object:
+    jagged = features["f_a"]
+    nested = torch.nested.nested_tensor_from_jagged(jagged.values(), lengths=jagged.lengths())
+    return TensorDict({"f_a": nested})
+
+
 def not_features(features: KeyedJaggedTensor) -> object:
     return {"f_a": features.values()}
 
@@ -99,6 +142,13 @@ BAD: dict[Spoil, str] = {
     lengths_too_small: r"lengths add up to \d+, must be \d+, the number of ids",
     negative_length: r"lengths\[0\] is -1, must be at least 0",
     odd_number_of_lengths: r"there are 13 lengths for 2 features, must be 12",
+    ids_in_two_dimensions: r"ids have 2 dimensions, must have 1",
+    lengths_in_two_dimensions: r"lengths have 2 dimensions, must have 1",
+    short_lengths: r"lengths are torch.int16, must be one of",
+    stale_length_per_key: r"length_per_key is \[\d+, \d+\], must be \[\d+, \d+\], the sums",
+    explosive: r"RuntimeError: boom",
+    dense_in_tensor_dict: r"feature 'f_a' is a Tensor that is not jagged",
+    tensor_dict_without_a_feature: r"feature 'f_b' is missing from the batch",
     not_features: r"features are a dict, must be a KeyedJaggedTensor",
 }
 
@@ -168,12 +218,105 @@ def test_bad_batch_of_an_embedding_collection(cluster_2: Cluster, spoil: Spoil) 
     )
 
 
-@pytest.mark.parametrize("spoil", [too_large, missing_feature])
-def test_bad_batch_with_stock_tables_beside(cluster_2: Cluster, spoil: Spoil) -> None:
+def nothing(features: KeyedJaggedTensor) -> object:
+    return None
+
+
+@pytest.mark.parametrize("spoil", [too_large, missing_feature, nothing, extra_feature])
+@pytest.mark.parametrize("length_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("stock", ["table_wise", "row_wise"])
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_batch_with_stock_tables_beside(
+    cluster_2: Cluster, spoil: Spoil, length_dtype: str, stock: str, kind: str
+) -> None:
+    """Both ranks own stock tables, whose collectives must not stumble either."""
+    tables = (
+        Table("a", 50, features=("f_a",), sharding=stock),
+        Table("s", 40, features=("f_a",), sharding=stock),
+        Table("b", 30),
+    )
+    case = Case(
+        tables=tables, batch_sizes=(6, 6), lengths=(1, 2), length_dtype=length_dtype, kind=kind
+    )
+    for first in (0, 2):
+        texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
+        assert texts[0] == texts[1]
+        assert texts[0].startswith("bad input on rank 1: feature")
+
+
+def too_large_for_stock(features: KeyedJaggedTensor) -> object:
+    values = features.values().clone()
+    values[0] = -7  # an id of table a
+    return rebuilt(features, values=values)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_id_of_a_stock_table(cluster_2: Cluster, kind: str) -> None:
     tables = (Table("a", 50, sharding="table_wise"), Table("b", 30))
-    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2, 4))
-    texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=1)
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), kind=kind)
+    texts = cluster_2.run(spoil_and_go_on, case, too_large_for_stock, bad_ranks=(0,), first=1)
+    want = "bad input on rank 0: feature 'f_a' of table 'a': id -7 at position 0 is out of range "
+    assert texts == [want + "[0, 50)"] * 2
+
+
+def with_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return rebuilt(features, weights=torch.ones(features.values().numel()))
+
+
+def weights_on_good_ranks_only(case: Case) -> str:
+    """Weights that nobody asked for must not upset the collectives of stock tables."""
+    model, rank = sharded(case), dist.get_rank()
+    features: object = with_weights(batch(case, 0, rank))
+    return error_of(model, missing_feature(batch(case, 0, rank)) if rank else features)
+
+
+def test_bad_batch_where_others_carry_weights(cluster_2: Cluster) -> None:
+    tables = (
+        Table("a", 50),
+        Table("b", 30),
+        Table("s", 9, features=("f_a",), sharding="table_wise"),
+    )
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2))
+    texts = cluster_2.run(weights_on_good_ranks_only, case)
     assert texts[0] == texts[1]
+    assert "feature 'f_b' is missing" in texts[0]
+
+
+VBE_TABLES = (
+    Table("a", 50, features=("x",)),
+    Table("b", 30, dim=16, features=("y", "z")),
+    Table("c", 40, features=("w", "x")),
+)
+
+
+def renamed(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, keys=["x", "y", "z", "other"])
+
+
+def without_inverse_indices(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, inverse_indices=None)
+
+
+def inverse_index_too_large(features: KeyedJaggedTensor) -> object:
+    names, indices = features.inverse_indices()
+    return rebuilt(features, inverse_indices=(names, indices + 100))
+
+
+@pytest.mark.parametrize(
+    "spoil", [huge, float_ids, renamed, without_inverse_indices, inverse_index_too_large, nothing]
+)
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_batch_with_a_variable_batch_per_feature(
+    cluster_2: Cluster, spoil: Spoil, first: int, kind: str
+) -> None:
+    tables = VBE_TABLES
+    if kind == "ec":
+        tables = tuple(Table(t.name, t.rows, features=t.features) for t in VBE_TABLES)
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), vbe=True, kind=kind)
+    texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("bad input on rank 1: ")
 
 
 def without_weights(features: KeyedJaggedTensor) -> object:

@@ -183,10 +183,17 @@ def test_expected_unique() -> None:
 
 
 def test_optimizer_bytes() -> None:
-    assert optimizer_bytes(EmbOptimType.EXACT_SGD, 10, 8) == 0
-    assert optimizer_bytes(EmbOptimType.EXACT_ADAGRAD, 10, 8) == 320
-    assert optimizer_bytes(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 10, 8) == 40
-    assert optimizer_bytes(EmbOptimType.ADAM, 10, 8) == 640
+    wanted = {
+        EmbOptimType.EXACT_SGD: (0, 0),
+        EmbOptimType.EXACT_ADAGRAD: (320, 0),
+        EmbOptimType.EXACT_ROWWISE_ADAGRAD: (0, 40),
+        EmbOptimType.ADAM: (640, 0),
+        EmbOptimType.PARTIAL_ROWWISE_ADAM: (320, 40),
+        EmbOptimType.LAMB: (640, 0),
+        EmbOptimType.PARTIAL_ROWWISE_LAMB: (320, 40),
+        EmbOptimType.LARS_SGD: (320, 0),
+    }
+    assert {o: optimizer_bytes(o, 10, 8) for o in wanted} == wanted
 
 
 def plan_and_shard() -> tuple[str, list[tuple[int, ...]]]:

@@ -1,0 +1,139 @@
+"""What a look at names, shapes and types of a batch can tell; ids are checked on the device.
+
+Every function raises a ``ValueError`` that names what is wrong and what is expected.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+__all__ = ["check_batch", "check_names", "check_tensor_dict"]
+
+INTEGER_TYPES = (torch.int32, torch.int64)
+
+
+def check_names(
+    keys: Sequence[str], wanted: Sequence[str], known: set[str], refuse_extra: bool
+) -> None:
+    """Every wanted feature once, and no unknown ones."""
+    missing = [name for name in wanted if name not in keys]
+    if missing:
+        raise ValueError(
+            f"feature {missing[0]!r} is missing from the batch, which has {sorted(keys)}"
+            + (f"; also missing: {missing[1:]}" if missing[1:] else "")
+        )
+    repeated = [name for name in dict.fromkeys(keys) if list(keys).count(name) > 1]
+    if repeated:
+        raise ValueError(f"feature {repeated[0]!r} stands more than once in the batch")
+    extra = [name for name in keys if name not in known]
+    if extra and refuse_extra:
+        raise ValueError(
+            f"feature {extra[0]!r} belongs to no table; tables have {sorted(known)}. "
+            "Leave it out of the batch, or pass extra_features='ignore' to the sharders"
+        )
+
+
+def check_tensor_dict(features: TensorDict, names: Sequence[str]) -> None:
+    """Every feature is jagged."""
+    for name in names:
+        value = features[name]
+        if not isinstance(value, JaggedTensor) and not getattr(value, "is_nested", False):
+            raise ValueError(
+                f"feature {name!r} is a {type(value).__name__} that is not jagged, must be a "
+                "jagged nested tensor or a JaggedTensor"
+            )
+
+
+def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.device) -> None:
+    """Ids, lengths, weights and inverse indices fit each other."""
+    values, keys = features.values(), features.keys()
+    if values.dtype not in INTEGER_TYPES:
+        raise ValueError(
+            f"ids of features {keys} are {values.dtype}, must be one of {list(INTEGER_TYPES)}"
+        )
+    if values.device.type != device.type:
+        raise ValueError(f"ids are on {values.device}, must be on {device}")
+    if values.dim() != 1:
+        raise ValueError(f"ids have {values.dim()} dimensions, must have 1")
+    _check_lengths(features)
+    if features.variable_stride_per_key():
+        _check_inverse_indices(features)
+    if weighted:
+        _check_weights(features)
+
+
+def _check_lengths(features: KeyedJaggedTensor) -> None:
+    lengths, keys = features.lengths(), features.keys()
+    if lengths.dtype not in INTEGER_TYPES:
+        raise ValueError(f"lengths are {lengths.dtype}, must be one of {list(INTEGER_TYPES)}")
+    if lengths.dim() != 1:
+        raise ValueError(f"lengths have {lengths.dim()} dimensions, must have 1")
+    strides = features.stride_per_key()
+    if lengths.numel() != sum(strides):
+        raise ValueError(
+            f"there are {lengths.numel()} lengths for {len(keys)} features, must be {sum(strides)}"
+        )
+    # TorchRec's own split of the batch needs these numbers on the host, too.
+    per_key = features.length_per_key() if lengths.numel() else []
+    if lengths.device.type == "cpu" and lengths.numel():  # on CUDA one more synchronisation
+        if bool((lengths < 0).any()):
+            where = int((lengths < 0).nonzero()[0])
+            raise ValueError(f"lengths[{where}] is {int(lengths[where])}, must be at least 0")
+        # A batch can carry its own idea of how many ids each feature has.
+        sums = (
+            [int(part.sum()) for part in lengths.split(strides)]
+            if features.variable_stride_per_key()
+            else lengths.view(len(keys), -1).sum(1).tolist()
+        )
+        if sums != list(per_key):
+            raise ValueError(
+                f"length_per_key is {list(per_key)}, must be {sums}, the sums of the lengths of "
+                f"features {keys}"
+            )
+    if sum(per_key) != features.values().numel():
+        raise ValueError(
+            f"lengths add up to {sum(per_key)}, must be {features.values().numel()}, the number "
+            "of ids"
+        )
+
+
+def _check_inverse_indices(features: KeyedJaggedTensor) -> None:
+    inverse = features.inverse_indices_or_none()
+    if inverse is None:
+        raise ValueError(
+            "inverse_indices is None, must be given with a variable batch size per feature"
+        )
+    keys, (names, indices) = features.keys(), inverse
+    missing = [name for name in keys if name not in names]
+    if missing:
+        raise ValueError(
+            f"feature {missing[0]!r} is missing from the inverse indices, which have {names}"
+        )
+    if indices.dim() != 2 or indices.size(0) != len(names):
+        raise ValueError(
+            f"inverse_indices have shape {tuple(indices.shape)}, must have {len(names)} rows, one "
+            "for each feature"
+        )
+    if indices.device.type == "cpu" and indices.numel():  # on CUDA one more synchronisation
+        strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        for name, row in zip(names, indices, strict=True):
+            low, high = int(row.min()), int(row.max())
+            if name in strides and (low < 0 or high >= strides[name]):
+                raise ValueError(
+                    f"inverse index {low if low < 0 else high} of feature {name!r} is out of range "
+                    f"[0, {strides[name]})"
+                )
+
+
+def _check_weights(features: KeyedJaggedTensor) -> None:
+    weights, ids = features.weights_or_none(), features.values().numel()
+    if weights is None:
+        raise ValueError("weights are missing from the batch, tables with is_weighted need them")
+    if not weights.is_floating_point():
+        raise ValueError(f"weights are {weights.dtype}, must be a floating point type")
+    if weights.dim() != 1 or weights.numel() != ids:
+        raise ValueError(
+            f"weights have shape {tuple(weights.shape)}, must be {(ids,)}, one for each id"
+        )
