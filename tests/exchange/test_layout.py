@@ -172,3 +172,14 @@ def test_hashed_tables_take_any_id_and_others_do_not() -> None:
     assert keys.describe_bad_ids(raw, counts) == (
         "feature 'f1' of table 't1': id 10 at position 1 is out of range [0, 10)"
     )
+
+
+def test_keys_and_routes_beyond_32_bits() -> None:
+    layout = layout_of([4, 4], [[0, 2**30, 2**31 - 2], [0, 10, 20]])
+    ids, counts = torch.tensor([2**31 - 3, 19, 0]), torch.tensor([1, 2])
+    keys, bad = KeySpace(layout, ExchangeOptions()).keys(ids, counts)
+    assert not bad
+    assert keys.tolist() == [2**31 - 3, 2**31 - 2 + 19, 2**31 - 2]
+    routed = route(layout, Dedup(layout.key_space).by_sort(keys))
+    assert routed.owner_U.tolist() == [1, 0, 1]
+    assert routed.local_rows_U.tolist() == [2**30 - 3, 2**30, 2**30 - 2 + 9]

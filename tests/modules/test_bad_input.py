@@ -105,16 +105,15 @@ def stale_length_per_key(features: KeyedJaggedTensor) -> object:
     return rebuilt(features, length_per_key=[a - 1, b + 1])
 
 
-class Explosive:
+class Explosive(KeyedJaggedTensor):
     """Something whose error is not a ValueError."""
 
-    @property
-    def __class__(self) -> type:
+    def keys(self) -> list[str]:
         raise RuntimeError("boom")
 
 
 def explosive(features: KeyedJaggedTensor) -> object:
-    return Explosive()
+    return Explosive(keys=["f_a"], values=torch.zeros(0).long(), lengths=torch.zeros(1).int())
 
 
 def dense_in_tensor_dict(features: KeyedJaggedTensor) -> object:
@@ -310,9 +309,9 @@ def inverse_index_too_large(features: KeyedJaggedTensor) -> object:
 def test_bad_batch_with_a_variable_batch_per_feature(
     cluster_2: Cluster, spoil: Spoil, first: int, kind: str
 ) -> None:
-    tables = VBE_TABLES
-    if kind == "ec":
-        tables = tuple(Table(t.name, t.rows, features=t.features) for t in VBE_TABLES)
+    tables = tuple(
+        Table(t.name, t.rows, 8 if kind == "ec" else t.dim, t.features) for t in VBE_TABLES
+    )
     case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), vbe=True, kind=kind)
     texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
     assert texts[0] == texts[1]
