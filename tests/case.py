@@ -147,7 +147,7 @@ def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
         )
     inverse = None
     if case.vbe:
-        picks = [torch.randint(stride, (size,), generator=g) for stride in strides]
+        picks = [torch.randint(max(stride, 1), (size,), generator=g) for stride in strides]
         inverse = (case.features, torch.stack(picks))
     return KeyedJaggedTensor(
         keys=case.features,

@@ -5,11 +5,13 @@ row-wise one (rows are split over all ranks in the same way); it gets its own na
 options are made.
 """
 
-import torch
 from torch import nn
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
 from fusedrec_torchrec.sharding_type import FUSED
@@ -41,16 +43,25 @@ def unfit_tables(
         sharder = by_type.get(type(child))
         if sharder is None:
             continue
+        data_types = {config.name: config.data_type for config in _configs(child)}
         default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
         for name, weight in sharder.shardable_parameters(child).items():
             optimizer = optimizer_of(weight, default)
             if (
                 weight.shape[1] % 4
-                or weight.dtype not in (torch.float32, torch.float16)
+                or data_types.get(name) not in (DataType.FP32, DataType.FP16)
                 or optimizer not in optimizers_of(device)
             ):
                 unfit.add(name)
     return unfit
+
+
+def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
+    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
+        module = module._embedding_bag_collection
+    if isinstance(module, EmbeddingBagCollection):
+        return module.embedding_bag_configs()
+    return module.embedding_configs() if isinstance(module, EmbeddingCollection) else []
 
 
 class FusedEnumerator(EmbeddingEnumerator):

@@ -5,11 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.comm_ops import set_gradient_division
 
 from fusedrec_torchrec.exchange import layout
 from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
-from tests.parity import local_parts, run_and_check, train_step
+from tests.parity import check, local_parts, run_and_check, train_step
+from tests.reference import unsharded_run
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
 MIXED_DIMS = (
@@ -192,3 +194,47 @@ def run_with_64_bit_keys(case: Case) -> None:
 def test_64_bit_keys(cluster_2: Cluster) -> None:
     case = Case(tables=MIXED_DIMS, batch_sizes=(5, 4), optimizer="rowwise_adagrad")
     cluster_2.run(run_with_64_bit_keys, case)
+
+
+def train_without_gradient_division(case: Case) -> None:
+    """Then gradients are sums over ranks: as a learning rate that many times larger."""
+    set_gradient_division(False)
+    try:
+        ranks = dist.get_world_size()
+        rates = [case.learning_rate * ranks] * case.steps
+        run = unsharded_run(case, ranks, learning_rates=rates)
+        model = sharded(case)
+        check(case, run, [train_step(case, model, step) for step in range(case.steps)], model)
+    finally:
+        set_gradient_division(True)
+
+
+def test_gradient_division_can_be_off(cluster_2: Cluster) -> None:
+    cluster_2.run(train_without_gradient_division, Case(tables=MIXED_DIMS, batch_sizes=(5, 5)))
+
+
+@pytest.mark.parametrize("batch_sizes", [(0, 4), (4, 0), (0, 0)])
+def test_empty_variable_batches(cluster_2: Cluster, batch_sizes: tuple[int, ...]) -> None:
+    cluster_2.run(run_and_check, Case(tables=MIXED_DIMS, batch_sizes=batch_sizes, vbe=True))
+
+
+def variable_batches_in_changing_order(case: Case) -> None:
+    model, features = sharded(case), batch(case, 0, dist.get_rank())
+    want = model(features)
+    names, indices = features.inverse_indices()
+    for order in ([1, 0, 3, 2], [0, 1, 2, 3], [3, 1, 0, 2]):
+        shuffled = features.permute(order)
+        for inverse_order in (order, order[::-1]):
+            shuffled._inverse_indices = (
+                [names[i] for i in inverse_order],
+                indices[torch.tensor(inverse_order)],
+            )
+            got = model(shuffled)
+            assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_order_of_variable_batches_may_change(cluster_2: Cluster, kind: str) -> None:
+    tables = tuple(Table(t.name, t.rows, 8 if kind == "ec" else t.dim) for t in MIXED_DIMS)
+    case = Case(tables=tables, batch_sizes=(5, 4), vbe=True, kind=kind)
+    cluster_2.run(variable_batches_in_changing_order, case)

@@ -1,9 +1,14 @@
 """Feature-processed EmbeddingBagCollection: position weights are applied on the requester."""
 
+import dataclasses
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
+import fusedrec_torchrec as fr
 from tests.case import Case, Table, batch, coefficients, outputs_by_name, sharded, unsharded
 from tests.cluster import Cluster
 from tests.parity import check, train_step
@@ -75,3 +80,28 @@ def test_with_uneven_batches_and_rowwise_adagrad(cluster_2: Cluster) -> None:
 def test_table_wise_tables_beside_fused_ones(cluster_2: Cluster) -> None:
     tables = (*TABLES, Table("t", 20, sharding="table_wise"))
     cluster_2.run(train_and_compare, Case(tables=tables, batch_sizes=(5, 5), kind="fp_ebc"))
+
+
+def too_many_positions(case: Case) -> str:
+    model, rank = sharded(case), dist.get_rank()
+    long = dataclasses.replace(case, lengths=(5,) if rank else case.lengths)
+    try:
+        model(batch(long, 0, rank))
+    except ValueError as error:
+        train_step(case, model, 0)  # and on
+        return str(error)
+    raise AssertionError("no error")
+
+
+def test_more_ids_than_position_weights(cluster_2: Cluster) -> None:
+    case = Case(tables=TABLES, batch_sizes=(5, 5), kind="fp_ebc")
+    texts = cluster_2.run(too_many_positions, case)
+    want = (
+        "feature 'x': a sample has 5 ids, must have at most 4, the number of its position weights"
+    )
+    assert texts == [f"bad input on rank 1: {want}"] * 2
+
+
+def test_stock_sharder_of_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="ebc_sharder is a EmbeddingBagCollectionSharder, must be"):
+        fr.FusedFeatureProcessedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder())  # type: ignore[arg-type]

@@ -40,3 +40,19 @@ def test_all_shardings_in_one_module(cluster_2: Cluster) -> None:
 def test_no_fused_table_is_plain_torchrec(cluster_2: Cluster) -> None:
     case = Case(tables=(Table("a", 50), Table("b", 20)), batch_sizes=(5, 5)).only("table_wise")
     cluster_2.run(run_and_check, case)
+
+
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("stock", ["table_wise", "row_wise", "column_wise"])
+@pytest.mark.parametrize("length_dtype", ["int32", "int64"])
+def test_empty_batch_beside_stock_tables(
+    cluster_2: Cluster, kind: str, stock: str, length_dtype: str
+) -> None:
+    """Row-wise EmbeddingBagCollections need even batches on gloo, so there both are empty."""
+    case = Case(
+        tables=(Table("s", 24, sharding=stock), Table("a", 50), Table("t", 10, sharding=stock)),
+        batch_sizes=(0, 0) if (kind, stock) == ("ebc", "row_wise") else (0, 4),
+        kind=kind,
+        length_dtype=length_dtype,
+    )
+    cluster_2.run(run_and_check, case)

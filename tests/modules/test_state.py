@@ -1,16 +1,17 @@
 """State dicts, optimizers, learning rates, evaluation: as with TorchRec's own shardings."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardedTensor, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -124,8 +125,6 @@ def test_learning_rate_schedules(cluster_2: Cluster) -> None:
 
 def with_warmup_and_dense_optimizer(case: Case) -> None:
     """TorchRec's own stack of optimizers: keyed, combined, with warm-up."""
-    rates = [0.0625, 0.125, 0.1875, 0.25, 0.25]
-    run = unsharded_run(case, dist.get_world_size(), learning_rates=rates)
     model = sharded(case)
     dense = nn.Linear(2, 2)
     optimizer = WarmupOptimizer(
@@ -266,37 +265,116 @@ def test_two_batches_in_flight(cluster_2: Cluster) -> None:
     cluster_2.run(two_forwards_one_backward, case_of(optimizer="sgd"))
 
 
-def two_modules_share_a_batch() -> None:
-    """Features of one module are not extra in the other, if the same sharders shard both."""
+class Three(nn.Module):
+    """Fused bags, bags of a stock table only, and fused sequences, all fed the same batch."""
 
-    def collection(name: str) -> EmbeddingBagCollection:
-        config = EmbeddingBagConfig(
-            name=name, num_embeddings=10, embedding_dim=4, feature_names=[f"f_{name}"]
+    def __init__(self) -> None:
+        super().__init__()
+
+        def table(kind: type, name: str) -> Any:
+            return kind(name=name, num_embeddings=10, embedding_dim=4, feature_names=[f"f_{name}"])
+
+        meta = torch.device("meta")
+        self.x = EmbeddingBagCollection([table(EmbeddingBagConfig, "a")], device=meta)
+        self.y = EmbeddingBagCollection([table(EmbeddingBagConfig, "b")], device=meta)
+        self.z = EmbeddingCollection([table(EmbeddingConfig, "c")], device=meta)
+
+    def forward(self, features: Any) -> dict[str, torch.Tensor]:
+        modules = (self.x, self.y, self.z)
+        return {k: v for m in modules for k, v in outputs_by_name(m(features)).items()}
+
+
+def three_modules_share_a_batch() -> None:
+    tables = tuple(Table(name, 10, dim=4) for name in "abc")
+    case = Case(tables=tables, batch_sizes=(3, 3))
+    model, sharders = Three(), fr.fused_sharders()
+    generators = {
+        "x": {"a": fr.fused_row_wise()},
+        "y": {"b": table_wise(rank=0, compute_kernel="fused")},
+        "z": {"c": fr.fused_row_wise()},
+    }
+    plans = {}
+    for path, per_table in generators.items():
+        module = getattr(model, path)
+        sharder = next(s for s in sharders if s.module_type is type(module))
+        plans[path] = construct_module_sharding_plan(module, per_table, sharder, device_type="cpu")
+    shared = parallel(model, ShardingPlan(plans), sharders)
+    weights = [initial_weight(case, i) for i in range(3)]
+    keys = ("x.embedding_bags.a", "y.embedding_bags.b", "z.embeddings.c")
+    shared.load_state_dict({f"{k}.weight": w for k, w in zip(keys, weights, strict=True)})
+    features = batch(case, 0, dist.get_rank())
+    got = shared(features)
+    for name, weight in zip(("f_a", "f_b"), weights, strict=False):
+        bags = features[name]
+        want = torch.zeros(3, 4).index_add(
+            0, torch.repeat_interleave(bags.lengths()), weight[bags.values()]
         )
-        return EmbeddingBagCollection([config], device=torch.device("meta"))
+        assert torch.equal(got[name], want)
+    assert torch.equal(got["f_c"], weights[2][features["f_c"].values()])
 
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.x, self.y = collection("a"), collection("b")
 
-        def forward(self, features: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.x(features).values(), self.y(features).values()
+def test_modules_can_share_a_batch(cluster_2: Cluster) -> None:
+    cluster_2.run(three_modules_share_a_batch)
 
-    case = Case(tables=(Table("a", 10, dim=4), Table("b", 10, dim=4)), batch_sizes=(3, 3))
-    sharders = fr.fused_sharders()
-    model = Two()
-    plan = ShardingPlan(
+
+def index_dedup_beside_stock(case: Case) -> None:
+    """The option has no CPU kernel for stock tables; it changes no result and is left out."""
+    module = unsharded(case)
+    sharder = fr.FusedEmbeddingCollectionSharder(
+        {"learning_rate": case.learning_rate}, use_index_dedup=True
+    )
+    plan = construct_module_sharding_plan(
+        module,
+        {"a": fr.fused_row_wise(), "b": table_wise(rank=1, compute_kernel="fused")},
+        sharder,
+        device_type="cpu",
+    )
+    model = parallel(Wrapper(module), ShardingPlan({"sparse": plan}), [sharder])
+    model.load_state_dict(
         {
-            path: construct_module_sharding_plan(
-                getattr(model, path), {table: fr.fused_row_wise()}, sharders[0], device_type="cpu"
-            )
-            for path, table in (("x", "a"), ("y", "b"))
+            f"sparse.embeddings.{t.name}.weight": initial_weight(case, i)
+            for i, t in enumerate(case.tables)
         }
     )
-    x, y = parallel(model, plan, sharders)(batch(case, 0, dist.get_rank()))
-    assert x.shape == y.shape == (3, 4)
+    run = unsharded_run(case, dist.get_world_size())
+    check(case, run, [train_step(case, model, step) for step in range(case.steps)], model)
 
 
-def test_two_modules_can_share_a_batch(cluster_2: Cluster) -> None:
-    cluster_2.run(two_modules_share_a_batch)
+def test_index_dedup_on_cpu(cluster_2: Cluster) -> None:
+    tables = (Table("a", 50), Table("b", 20, sharding="table_wise"))
+    cluster_2.run(index_dedup_beside_stock, Case(tables=tables, batch_sizes=(5, 5), kind="ec"))
+
+
+def wait_twice(case: Case) -> None:
+    sparse = sharded(case).module.sparse
+    ctx = sparse.create_context()
+    received = sparse.input_dist(ctx, batch(case, 0, dist.get_rank())).wait().wait()
+    awaitable = sparse.compute_and_output_dist(ctx, received)._awaitables[0]
+    assert awaitable.wait() is awaitable.wait()
+
+
+def test_waiting_twice_gives_the_same(cluster_2: Cluster) -> None:
+    cluster_2.run(wait_twice, case_of())
+
+
+def recorded_streams(case: Case) -> None:
+    """On CUDA, tensors that cross streams must say so; here we only see that all do."""
+    sparse, seen = sharded(case).module.sparse, set()
+    ctx = sparse.create_context()
+    received = sparse.input_dist(ctx, batch(case, 0, dist.get_rank())).wait().wait()
+    with mock.patch.object(
+        torch.Tensor, "record_stream", lambda tensor, stream: seen.add(tensor.data_ptr())
+    ):
+        ctx.record_stream(None)
+        received.record_stream(None)
+    context = ctx.sharding_contexts[0]
+    wanted = [received[0].rows_R]
+    for bags in context.bags:
+        wanted += [bags.rows_N, bags.offsets_B1, bags.divisor_B1, bags.order_N]
+    pointers = {tensor.data_ptr() for tensor in wanted if tensor is not None}
+    assert len(pointers) > 5
+    assert pointers <= seen
+
+
+def test_streams_are_recorded(cluster_2: Cluster) -> None:
+    cluster_2.run(recorded_streams, case_of())
