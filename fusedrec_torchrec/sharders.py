@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+# Names of the modules of sharders that were made one by one.
+STANDALONE = KnownNames()
+
+
 class _FusedTypeMixin:
     """Adds the fused sharding type and its kernels to what a sharder offers to planners."""
 
@@ -62,7 +66,7 @@ class _FusedTableSharder(_FusedTypeMixin):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options or ExchangeOptions()
-        self._known = known or KnownNames()
+        self._known = known or STANDALONE
 
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
@@ -71,7 +75,8 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
     Args:
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
         options: settings of the fused exchange.
-        known: names of other modules that share batches, see ``fused_sharders``.
+        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
+            sharders of this process that were made without.
     """
 
     def shard(
@@ -108,7 +113,8 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         use_index_dedup: as in TorchRec, for the stock tables of a module.  Fused tables always
             deduplicate, on CPU too.
         options: settings of the fused exchange.
-        known: names of other modules that share batches, see ``fused_sharders``.
+        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
+            sharders of this process that were made without.
     """
 
     def shard(

@@ -38,6 +38,11 @@ OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    # On CUDA only.
+    "adam": EmbOptimType.ADAM,
+    "partial_rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    "lamb": EmbOptimType.LAMB,
+    "lars_sgd": EmbOptimType.LARS_SGD,
 }
 DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
-from tests.case import Case, Table, batch, sharded
+from tests.case import Case, Table, batch, local_device, sharded
 from tests.cluster import Cluster
 from tests.parity import check, train_step
 from tests.reference import unsharded_run
@@ -176,8 +176,10 @@ def spoil_and_go_on(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first:
             features: object = batch(case, 99, rank)
             if rank in bad_ranks:
                 features = spoil(batch(case, 98, rank))
+            if isinstance(features, KeyedJaggedTensor) and case.device != "cpu":
+                features = features.to(local_device(case))
             text = error_of(model, features)
-            total = torch.ones(1)
+            total = torch.ones(1, device=local_device(case))
             dist.all_reduce(total)  # the process group still works
             assert int(total) == world_size
         outputs.append(train_step(case, model, step))

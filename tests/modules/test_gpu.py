@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.case import Case, Table
+from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
-from tests.parity import run_and_check
+from tests.modules.test_bad_input import Spoil, missing_feature, spoil_and_go_on, too_large
+from tests.modules.test_pipelines import compare
+from tests.parity import run_and_check, train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,3 +56,67 @@ def test_tables_in_device_and_in_host_memory_in_one_module(gpu_cluster: Cluster)
         device="cuda",
     )
     gpu_cluster.run(run_and_check, case)
+
+
+@pytest.mark.parametrize("vbe", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weighted_and_variable_batches(gpu_cluster: Cluster, vbe: bool, weighted: bool) -> None:
+    case = Case(
+        tables=tuple(Table(t.name, t.rows, t.dim) for t in TABLES),
+        batch_sizes=(7, 5)[: gpu_cluster.world_size],
+        vbe=vbe,
+        weighted=weighted,
+        integers=False,
+        device="cuda",
+    )
+    gpu_cluster.run(run_and_check, case)
+
+
+def trains_as_stock(case: Case) -> None:
+    """Optimizers that only CUDA has, against TorchRec's row-wise sharding."""
+    ours, stock = sharded(case), sharded(case.only("row_wise"))
+    for step in range(case.steps):
+        got, want = train_step(case, ours, step), train_step(case, stock, step)
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "partial_rowwise_adam", "lamb", "lars_sgd"])
+def test_optimizers_of_cuda_only(gpu_cluster: Cluster, optimizer: str) -> None:
+    case = Case(
+        tables=tuple(Table(t.name, t.rows, t.dim) for t in TABLES),
+        batch_sizes=(6, 6)[: gpu_cluster.world_size],
+        optimizer=optimizer,
+        integers=False,
+        device="cuda",
+    )
+    gpu_cluster.run(trains_as_stock, case)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TrainPipelineSparseDist", "TrainPipelineFusedSparseDist", "TrainPipelineSparseDistLite"],
+)
+def test_pipelines_with_streams(gpu_cluster: Cluster, name: str) -> None:
+    case = Case(
+        tables=TABLES,
+        batch_sizes=(6, 6)[: gpu_cluster.world_size],
+        optimizer="rowwise_adagrad",
+        integers=False,
+        device="cuda",
+    )
+    gpu_cluster.run(compare, case, name)
+
+
+@pytest.mark.parametrize("spoil", [too_large, missing_feature])
+def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil) -> None:
+    last = gpu_cluster.world_size - 1
+    case = Case(
+        tables=(Table("a", 50, dim=8), Table("b", 30, dim=16)),
+        batch_sizes=(6, 6)[: last + 1],
+        lengths=(1, 2),
+        device="cuda",
+    )
+    texts = gpu_cluster.run(spoil_and_go_on, case, spoil, bad_ranks=(last,), first=1)
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(f"bad input on rank {last}: feature 'f_b'")

@@ -13,7 +13,7 @@ from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from tests.case import Case, Table, batch, outputs_by_name, sharded
+from tests.case import Case, Table, batch, local_device, outputs_by_name, sharded
 from tests.cluster import Cluster
 from tests.parity import local_parts, optimizer_states
 
@@ -72,6 +72,10 @@ def batches(case: Case) -> Iterator[Batch]:
         yield Batch(batch(case, step, dist.get_rank()))
 
 
+def on_device(case: Case) -> Iterator[Batch]:
+    return (item.to(local_device(case)) for item in batches(case))
+
+
 def snapshot(model: DistributedModelParallel) -> list[torch.Tensor]:
     states = [*model.state_dict().values(), *optimizer_states(model).values()]
     return [part.clone() for value in states for _, part in local_parts(value)]
@@ -80,7 +84,7 @@ def snapshot(model: DistributedModelParallel) -> list[torch.Tensor]:
 def plain_loop(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     model = build(case)
     outputs = []
-    for item in batches(case):
+    for item in on_device(case):
         model.fused_optimizer.zero_grad()
         loss, output = model(item)
         loss.backward()
@@ -91,9 +95,7 @@ def plain_loop(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 def pipelined(case: Case, name: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     model = build(case)
-    pipeline: Any = getattr(train_pipelines, name)(
-        model, model.fused_optimizer, torch.device("cpu")
-    )
+    pipeline: Any = getattr(train_pipelines, name)(model, model.fused_optimizer, local_device(case))
     iterator = batches(case)
     outputs = []
     while True:
@@ -119,9 +121,9 @@ def evaluate(case: Case) -> None:
     model = build(case).eval()
     before = snapshot(model)
     with torch.no_grad():
-        want = [model(item)[1] for item in batches(case)]
+        want = [model(item)[1] for item in on_device(case)]
     pipeline: Any = train_pipelines.EvalPipelineSparseDist(
-        model, model.fused_optimizer, torch.device("cpu")
+        model, model.fused_optimizer, local_device(case)
     )
     iterator, got = batches(case), []
     while True:
@@ -163,9 +165,7 @@ def test_eval_pipeline_equals_plain_loop_and_updates_nothing(cluster_2: Cluster,
 def bad_batch_in_pipeline(case: Case, name: str) -> tuple[int, str]:
     """Returns the number of steps before the error, and its text; trains on afterwards."""
     model = build(case)
-    pipeline: Any = getattr(train_pipelines, name)(
-        model, model.fused_optimizer, torch.device("cpu")
-    )
+    pipeline: Any = getattr(train_pipelines, name)(model, model.fused_optimizer, local_device(case))
 
     def with_one_bad() -> Iterator[Batch]:
         for step, item in enumerate(batches(case)):
