@@ -53,7 +53,7 @@ class CanonicalFeatures:
         # By the names of a batch: where each slot stands in it, if it is not in order already.
         self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}
         self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
-        self._last_was_variable = False
+        self._last_was_variable: bool | None = None
 
     def ignore_weights(self) -> None:
         """Batches need no weights from now on, because something else provides them."""
@@ -99,11 +99,9 @@ class CanonicalFeatures:
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """An empty batch that takes the place of a bad one, so that collectives still match."""
         slots = len(self.names)
-        variable = (
-            features.variable_stride_per_key()
-            if isinstance(features, KeyedJaggedTensor)
-            else self._last_was_variable
-        )
+        variable = self._last_was_variable  # what the other ranks' batches look like, most likely
+        if variable is None and isinstance(features, KeyedJaggedTensor):
+            variable = features.variable_stride_per_key()
         inverse = torch.zeros(len(self._unique_names), 1, dtype=torch.int64, device=self._device)
         return KeyedJaggedTensor(
             keys=self.names,

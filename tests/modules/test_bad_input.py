@@ -298,6 +298,21 @@ def without_inverse_indices(features: KeyedJaggedTensor) -> object:
     return rebuilt(features, inverse_indices=None)
 
 
+def not_variable(features: KeyedJaggedTensor) -> object:
+    """And has a length too many for four features of one size."""
+    spare = (1 - features.lengths().numel()) % 4
+    lengths = torch.cat([features.lengths(), torch.zeros(spare, dtype=torch.int32)])
+    return KeyedJaggedTensor(features.keys(), features.values(), lengths=lengths)
+
+
+def test_bad_batch_that_is_not_variable_where_others_are(cluster_2: Cluster) -> None:
+    tables = (Table("s", 9, features=("x",), sharding="table_wise"), *VBE_TABLES)
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), vbe=True)
+    texts = cluster_2.run(spoil_and_go_on, case, not_variable, bad_ranks=(1,), first=2)
+    assert texts[0] == texts[1]
+    assert "lengths for 4 features, must be" in texts[0]
+
+
 def inverse_index_too_large(features: KeyedJaggedTensor) -> object:
     names, indices = features.inverse_indices()
     return rebuilt(features, inverse_indices=(names, indices + 100))
