@@ -16,11 +16,13 @@ from torchrec.distributed.types import (
     LazyAwaitable,
     QuantizedCommCodecs,
     ShardingEnv,
+    ShardingType,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
+from fusedrec_torchrec.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FUSED
@@ -75,6 +77,9 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
                 pooled=False,
                 qcomm_codecs_registry=qcomm_codecs_registry,
             )
+        on_cpu = device is None or device.type == "cpu"
+        if sharding_type == ShardingType.DATA_PARALLEL.value and on_cpu:
+            return CpuDpSequenceEmbeddingSharding(sharding_infos, env, device)
         return super().create_embedding_sharding(
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )

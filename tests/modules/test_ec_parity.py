@@ -75,8 +75,7 @@ def test_uneven_row_ranges_and_fp16(cluster_2: Cluster) -> None:
     cluster_2.run(run_and_check, case)
 
 
-# Not data_parallel: TorchRec's own EmbeddingCollection fails with it on CPU, without us, too.
-@pytest.mark.parametrize("stock", ["table_wise", "row_wise", "column_wise"])
+@pytest.mark.parametrize("stock", ["table_wise", "row_wise", "column_wise", "data_parallel"])
 def test_stock_tables_beside_fused_ones(cluster_2: Cluster, stock: str) -> None:
     case = Case(
         tables=(
