@@ -18,10 +18,11 @@ import torch
 
 __all__ = ["Dedup", "Unique", "choose_method"]
 
-# Measured by benchmarks/dedup.py, one thread.  Direct addressing wins while its slots stay near
-# the caches and enough ids repeat.  How many, depends on what it competes with: below 2^15 ids
-# torch.sort is a comparison sort, above it a radix sort, and above 2^18 that leaves the caches.
-DIRECT_MAX_KEY_SPACE = 1 << 21
+# Measured by benchmarks/dedup.py, one thread: in larger key spaces sorting won at every batch
+# size and share of unique keys; in these, direct addressing won up to the shares below, which
+# depend on the number of ids (up to the first number, exclusive).  At 2^22 keys itself runs
+# disagree: in some direct addressing wins by up to 2.8x, in others it loses by as much.
+DIRECT_MAX_KEY_SPACE = 1 << 22
 DIRECT_MAX_UNIQUE_SHARE = ((1 << 15, 0.6), (1 << 18, 0.12), (None, 0.3))
 
 
