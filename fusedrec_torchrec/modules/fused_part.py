@@ -94,6 +94,9 @@ class FusedPart:
     def limit_lengths(self, max_lengths: Mapping[str, int]) -> None:
         """Refuses batches with more ids in a bag of a feature than the feature may have."""
         self._max_lengths = dict(max_lengths)
+        no_limit = torch.iinfo(torch.int32).max
+        limits = [self._max_lengths.get(feature, no_limit) for feature in self.features.names]
+        self._max_lengths_S = to_device(limits, self.layout.device)
 
     def canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         """The batch in canonical order; a bad one is replaced, and reported to all ranks."""
@@ -108,9 +111,8 @@ class FusedPart:
             text = str(error)
             if not isinstance(error, ValueError):
                 text = f"{type(error).__name__}: {error}"
-            input_dist.report(
-                torch.ones((), dtype=torch.bool, device=self.layout.device), text.strip
-            )
+            bad = torch.ones((), dtype=torch.bool, device=self.layout.device)
+            input_dist.report(bad, lambda: text)
             return self.features.stand_in(features)
         if self._max_lengths:
             input_dist.report(self._too_long(batch).any(), partial(self._describe_too_long, batch))
@@ -120,14 +122,11 @@ class FusedPart:
 
     def _too_long(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         """Which bags of the batch have too many ids."""
-        no_limit = torch.iinfo(torch.int32).max
-        features = batch.keys()
-        limits_S = to_device(
-            [self._max_lengths.get(feature, no_limit) for feature in features], self.layout.device
-        )
         strides_S = to_device(batch.stride_per_key(), self.layout.device)
         lengths = batch.lengths()
-        return lengths > limits_S.repeat_interleave(strides_S, output_size=lengths.numel())
+        return lengths > self._max_lengths_S.repeat_interleave(
+            strides_S, output_size=lengths.numel()
+        )
 
     def _describe_too_long(self, batch: KeyedJaggedTensor) -> str:
         where = int(self._too_long(batch).nonzero()[0])
