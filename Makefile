@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format clean
+.PHONY: help setup demo test test-all check format docs figures quality clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  the tests and the slow matrix"
 	@echo "make check     ruff and mypy"
+	@echo "make docs      the documentation, into site/"
+	@echo "make figures   draws the figures of README and docs anew"
+	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
 $(READY): pyproject.toml requirements-cpu.txt
@@ -24,7 +27,7 @@ $(READY): pyproject.toml requirements-cpu.txt
 setup: $(READY)
 
 demo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 examples/dlrm/demo.py
+	$(BIN)/fusedrec train --config configs/tiny.yaml --overwrite
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow"
@@ -41,5 +44,18 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs: $(READY) requirements-docs.txt
+	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
+	touch $(VENV)/.docs
+
+figures: $(READY)
+	$(BIN)/python docs/figures/data_path.py
+
+quality: $(READY)
+	$(BIN)/python benchmarks/quality.py $(DATA)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

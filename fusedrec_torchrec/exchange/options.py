@@ -1,7 +1,8 @@
 """The settings of the fused exchange that a user can choose."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 __all__ = ["ExchangeOptions"]
 
@@ -27,8 +28,10 @@ class ExchangeOptions:
             asks for ``n * (1 + capacity_slack)``.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # as part of a YAML file
+
     input_dist: str = "single_shot"
-    hash_ids: bool | Collection[str] = False
+    hash_ids: bool | Sequence[str] = False
     hash_seed: int = 0
     extra_features: str = "error"
     capacity_slack: float = 0.125
@@ -42,7 +45,7 @@ class ExchangeOptions:
             )
         if isinstance(self.hash_ids, str):
             raise ValueError(
-                f"hash_ids is the string {self.hash_ids!r}, must be True, False or a collection "
+                f"hash_ids is the string {self.hash_ids!r}, must be True, False or a list "
                 f"of table names such as [{self.hash_ids!r}]"
             )
         if not 0 <= self.capacity_slack <= 10:

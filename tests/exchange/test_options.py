@@ -24,5 +24,5 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 def test_hashed_tables_by_flag_or_name() -> None:
     assert ExchangeOptions(hash_ids=True).hashes("a")
     assert not ExchangeOptions().hashes("a")
-    assert ExchangeOptions(hash_ids={"a"}).hashes("a")
-    assert not ExchangeOptions(hash_ids={"a"}).hashes("b")
+    assert ExchangeOptions(hash_ids=["a"]).hashes("a")
+    assert not ExchangeOptions(hash_ids=["a"]).hashes("b")

@@ -1,0 +1,106 @@
+"""``fusedrec inspect``: what a plan, a checkpoint, a run or prepared data contains."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from fusedrec_torchrec.cli.prepare import print_prepared
+from fusedrec_torchrec.config import load_yaml
+from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.terminal import human_bytes, print_table
+from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints, read_run_state
+from fusedrec_torchrec.training.logs import read_log
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="show what a plan, checkpoint, run or prepared data contains",
+        description="Shows what is in a plan file (plan.yaml), a checkpoint, the folder of a run, "
+        "or a folder of prepared data.",
+    )
+    parser.add_argument("path", type=Path)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    path: Path = arguments.path
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    if path.is_file():
+        _show_plan(path)
+    elif (path / RUN_STATE).is_file():
+        _show_checkpoint(path)
+    elif (path / MANIFEST).is_file():
+        print_prepared(PreparedData.open(path))
+    elif (path / "plan.yaml").is_file():
+        _show_run(path)
+    else:
+        raise ValueError(
+            f"{path} holds nothing that inspect knows: a plan.yaml, a checkpoint ({RUN_STATE}), a "
+            f"run (plan.yaml, metrics.jsonl) or prepared data ({MANIFEST})"
+        )
+
+
+def _show_plan(path: Path) -> None:
+    data = load_yaml(path)
+    if not isinstance(data.get("plan"), dict):
+        raise ValueError(f"{path} is no plan file: the key 'plan' is missing")
+    for module, tables in data["plan"].items():
+        rows = []
+        for name, table in tables.items():
+            shards = table["shards"]
+            where = "all ranks hold all of it"
+            if shards is not None:
+                where = ", ".join(
+                    f"{'x'.join(map(str, shard['sizes']))} on {shard['placement']}"
+                    for shard in shards
+                )
+            rows.append((name, table["sharding_type"], table["compute_kernel"], where))
+        print_table(f"plan of {module}", ("table", "sharding", "kernel", "shards"), rows)
+
+
+def _show_checkpoint(path: Path) -> None:
+    state = read_run_state(path)
+    files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    print_table(
+        f"checkpoint {path}",
+        ("", ""),
+        [
+            ("step", state.step),
+            ("written by", f"{state.world_size} ranks"),
+            ("on disk", human_bytes(files)),
+        ],
+    )
+    try:
+        metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    rows = []
+    for name, entry in metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            size = entry.size.numel() * entry.properties.dtype.itemsize
+            shape = "x".join(map(str, entry.size)) or "scalar"
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            rows.append((name, shape, dtype, len(entry.chunks), human_bytes(size)))
+        else:
+            rows.append((name, "", "object", 1, ""))
+    print_table("contents", ("name", "shape", "type", "shards", "size"), sorted(rows))
+
+
+def _show_run(path: Path) -> None:
+    records = read_log(path)
+    checkpoints = find_checkpoints(path / "checkpoints")
+    evals = [record for record in records if record["kind"] == "eval"]
+    rows: list[tuple[str, object]] = [("last step", records[-1]["step"] if records else 0)]
+    if evals:
+        rows.append(("last AUC", f"{evals[-1]['auc']:.4f}"))
+        rows.append(("last log loss", f"{evals[-1]['log_loss']:.4f}"))
+    rows.append(("checkpoints", ", ".join(p.name for p in checkpoints) or "none"))
+    print_table(f"run {path}", ("", ""), rows)
+    _show_plan(path / "plan.yaml")

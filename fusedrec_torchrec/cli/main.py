@@ -1,0 +1,58 @@
+"""``fusedrec``: one subcommand a file.
+
+Exit codes: 0 done; 1 a run failed; 2 wrong usage, configuration or data; 130 interrupted.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    for name in ("torchrec", "torch.fx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.run(parsed) or 0)
+    except ValueError as error:
+        print(f"fusedrec {parsed.command}: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(f"fusedrec {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    try:
+        from fusedrec_torchrec.cli import inspect, prepare, profile, train, version
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"fusedrec needs {error.name}, which is not installed: "
+            "pip install 'fusedrec-torchrec[train]'"
+        )
+    parser = argparse.ArgumentParser(
+        prog="fusedrec",
+        description="Fused, deduplicated embedding sharding for TorchRec.",
+        epilog="Exit codes: 0 done, 1 a run failed, 2 wrong usage, configuration or data, "
+        "130 interrupted.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (train, prepare, profile, inspect, version):
+        module.add_command(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""``fusedrec train``: trains a DLRM as a configuration file says."""
+
+import argparse
+import sys
+import textwrap
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from fusedrec_torchrec.config import options
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.launch import launch
+from fusedrec_torchrec.training.main import add_arguments, check_run, load_config, open_checked
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a DLRM as a configuration file says",
+        description="Trains a DLRM on the ranks that the configuration asks for.",
+        epilog=f"settings of the configuration file, and of --set:\n\n{_settings()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.config, arguments.set)
+    if config.launch.nodes == 1:
+        open_checked(config, config.launch.ranks, progress=True)
+    check_run(config, arguments.resume, arguments.overwrite)
+    try:
+        launch(config.launch, _again(arguments))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        text = failure.message if isinstance(failure.message, str) else failure.message["message"]
+        print(f"fusedrec train: rank {rank} failed: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _again(arguments: argparse.Namespace) -> list[str]:
+    """The command line for the ranks."""
+    command = ["--config", arguments.config]
+    for override in arguments.set:
+        command += ["--set", override]
+    if arguments.resume:
+        command += ["--resume", arguments.resume]
+    if arguments.overwrite:
+        command.append("--overwrite")
+    return command
+
+
+def _settings() -> str:
+    lines = []
+    for option in options(TrainConfig):
+        lines.append(f"  {option.path}: {option.type} = {option.default}")
+        lines += textwrap.wrap(
+            option.description, 92, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    return "\n".join(lines)

@@ -1,0 +1,223 @@
+"""Criteo's text format: label, 13 integers, 26 categories in hexadecimal, separated by tabs.
+
+The Kaggle file (train.txt) and the Terabyte days (day_0 to day_23) share it.  Names of the columns
+are those of ``torchrec.datasets.criteo``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import csv
+from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
+
+from fusedrec_torchrec.data.lines import Block, TextFile
+
+__all__ = ["CATEGORIES", "INTEGERS", "LABEL", "BadLines", "RawColumns", "parse", "read"]
+
+LABEL: str = DEFAULT_LABEL_NAME
+INTEGERS: list[str] = DEFAULT_INT_NAMES
+CATEGORIES: list[str] = DEFAULT_CAT_NAMES
+COLUMNS = [LABEL, *INTEGERS, *CATEGORIES]
+
+# The value of a hexadecimal digit, 255 for all other bytes.
+DIGITS = np.full(256, 255, dtype=np.uint8)
+for _value, _digit in enumerate("0123456789abcdef"):
+    DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
+LONE_RETURN = re.compile(rb"\r(?!\n)")
+PLACES = np.array([16**i for i in range(7, -1, -1)], dtype=np.uint32)
+
+
+@dataclass
+class BadLines:
+    """What was wrong with a data set's text.
+
+    Attributes:
+        policy: ``"error"`` raises at the first malformed line, ``"skip"`` counts and goes on.
+        counts: lines by what is wrong with them.
+        examples: the first few, as ``file:line: reason``.
+    """
+
+    policy: Literal["skip", "error"] = "error"
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    MAX_EXAMPLES = 20
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def add(self, path: Path, line: int, kind: str, detail: str) -> None:
+        text = f"{path}:{line}: {detail}"
+        if self.policy == "error":
+            raise ValueError(
+                f"{text} (to skip and count malformed lines, set on_bad_line to 'skip')"
+            )
+        self.counts[kind] += 1
+        if len(self.examples) < self.MAX_EXAMPLES:
+            self.examples.append(text)
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """Lines as columns.
+
+    Attributes:
+        labels: [n] 0 or 1.
+        integers: [n, 13], 0 where missing.
+        missing_integers: [n, 13].
+        categories: [n, 26], 0 where missing.
+        missing_categories: [n, 26].
+    """
+
+    labels: NDArray[np.int8]
+    integers: NDArray[np.int64]
+    missing_integers: NDArray[np.bool_]
+    categories: NDArray[np.uint32]
+    missing_categories: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read(
+    file: TextFile,
+    bad_lines: BadLines,
+    start: int = 0,
+    first_line: int = 1,
+) -> Iterator[tuple[RawColumns, Block]]:
+    """A file's lines in blocks, malformed ones left out and noted in ``bad_lines``."""
+    for block in file.blocks(start, first_line):
+        if block.broken is not None:
+            lines = block.first_line + block.data.count(b"\n")
+            bad_lines.add(file.path, lines, "broken file", block.broken)
+            continue  # its last line is cut off somewhere
+        yield parse(block, lambda *bad: bad_lines.add(file.path, *bad)), block
+
+
+def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
+    """The columns of a block; ``bad(line, kind, detail)`` is told of each line left out."""
+    wrong: dict[int, tuple[str, str]] = {}
+    wrong_rows: list[int] = []
+
+    def wrong_number_of_columns(row: csv.InvalidRow) -> Literal["skip"]:
+        wrong_rows.append(row.number - 1)
+        wrong[row.number - 1] = (
+            "wrong number of columns",
+            f"{row.actual_columns} columns, must be {len(COLUMNS)}",
+        )
+        return "skip"
+
+    data = block.data
+    if b"\r" in data:  # alone it would end a line for pyarrow, but not for us
+        data = LONE_RETURN.sub(b"\0", data)
+    total = data.count(b"\n") + (not data.endswith(b"\n"))
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(data),
+            read_options=csv.ReadOptions(
+                use_threads=False, column_names=COLUMNS, block_size=len(data) + 64
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter="\t",
+                quote_char=False,
+                invalid_row_handler=wrong_number_of_columns,
+                ignore_empty_lines=False,
+            ),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.binary() for name in COLUMNS}, strings_can_be_null=False
+            ),
+        ).combine_chunks()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"line {block.first_line} and following: {error}") from None
+    kept = np.delete(np.arange(total), wrong_rows)
+    assert len(kept) == table.num_rows, (len(kept), table.num_rows)
+
+    labels, label_ok = _labels(table[LABEL])
+    integers = [_integers(table[name]) for name in INTEGERS]
+    categories = [_hexadecimals(table[name]) for name in CATEGORIES]
+    good = label_ok
+    for name, ok in [
+        (LABEL, label_ok),
+        *((name, ok) for name, (_, _, ok) in zip(INTEGERS, integers, strict=True)),
+        *((name, ok) for name, (_, _, ok) in zip(CATEGORIES, categories, strict=True)),
+    ]:
+        for row in np.flatnonzero(~ok).tolist():
+            wrong.setdefault(kept[row].item(), _reason(name, table[name][row].as_py()))
+        good = good & ok
+    for row, (kind, detail) in sorted(wrong.items()):
+        bad(block.first_line + row, kind, detail)
+    return RawColumns(
+        labels=labels[good],
+        integers=np.stack([values for values, _, _ in integers], axis=1)[good],
+        missing_integers=np.stack([missing for _, missing, _ in integers], axis=1)[good],
+        categories=np.stack([values for values, _, _ in categories], axis=1)[good],
+        missing_categories=np.stack([missing for _, missing, _ in categories], axis=1)[good],
+    )
+
+
+def _reason(column: str, value: bytes) -> tuple[str, str]:
+    shown = value[:40].decode(errors="replace")
+    if column == LABEL:
+        return "bad label", f"label is {shown!r}, must be 0 or 1"
+    if column in INTEGERS:
+        return "bad integer", f"column {column} is {shown!r}, must be an integer or empty"
+    return "bad hex", f"column {column} is {shown!r}, must be 1 to 8 hexadecimal digits or empty"
+
+
+def _labels(column: pa.ChunkedArray) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    ones = _numpy(pc.equal(column, b"1"))
+    return ones.astype(np.int8), ones | _numpy(pc.equal(column, b"0"))
+
+
+def _integers(
+    column: pa.ChunkedArray,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Values, where they are missing, where they are well-formed."""
+    missing = pc.equal(column, b"")
+    filled = pc.if_else(missing, b"0", column).cast(pa.string(), safe=False)
+    try:
+        return _numpy(filled.cast(pa.int64())), _numpy(missing), np.full(len(column), True)
+    except pa.ArrowInvalid:
+        ok = pc.match_substring_regex(filled.cast(pa.binary()), r"^-?[0-9]{1,18}$")
+        values = pc.if_else(ok, filled, "0").cast(pa.int64())
+        return _numpy(values), _numpy(missing), _numpy(ok)
+
+
+def _hexadecimals(
+    column: pa.ChunkedArray,
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Values, where they are missing, where they are well-formed."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    lengths = _numpy(pc.binary_length(array))
+    n = len(array)
+    if n == 0:
+        none = np.zeros(0, dtype=np.bool_)
+        return np.zeros(0, dtype=np.uint32), none, none
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32)[array.offset : array.offset + n + 1]
+    data = np.frombuffer(array.buffers()[2] or b"\0", dtype=np.uint8)
+    # Digit i of 8, right-aligned; places before a shorter value count as 0.
+    places = np.arange(8) - (8 - lengths[:, None])
+    digits = DIGITS[data[np.clip(offsets[:-1, None] + places, 0, len(data) - 1)]]
+    digits[places < 0] = 0
+    ok = (lengths <= 8) & (digits < 16).all(axis=1)
+    values = (np.where(digits < 16, digits, 0).astype(np.uint32) * PLACES).sum(
+        axis=1, dtype=np.uint32
+    )
+    return np.where(ok, values, 0).astype(np.uint32), lengths == 0, ok
+
+
+def _numpy(array: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.to_numpy(zero_copy_only=False)

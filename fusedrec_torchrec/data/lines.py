@@ -1,0 +1,122 @@
+"""Text files, plain or gzipped, as blocks of whole lines."""
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["Block", "TextFile", "find_files"]
+
+BLOCK_BYTES = 16 << 20
+SUFFIXES = (".gz", ".tsv", ".txt", ".csv")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of a file.
+
+    Attributes:
+        data: the lines, each with its line end.
+        first_line: number of the first one in its file, from 1.
+        end: position behind the block in the (unpacked) file.
+        packed: bytes read from disk so far, for progress.
+        broken: why the file ends here too early, if it does.
+    """
+
+    data: bytes
+    first_line: int
+    end: int
+    packed: int
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One text file; ``.gz`` is recognised by its content, not by its name."""
+
+    path: Path
+
+    def blocks(self, start: int = 0, first_line: int = 1) -> Iterator[Block]:
+        """The file's blocks from a position that ``Block.end`` gave."""
+        with self.path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0 if packed else start)
+            chunks = _unpack(raw, skip=start) if packed else _read(raw)
+            rest, line, position = b"", first_line, start
+            broken: str | None = None
+            for chunk, problem in chunks:
+                broken = problem
+                data, newline, rest = (rest + chunk).rpartition(b"\n")
+                if newline:
+                    data += newline
+                    position += len(data)
+                    yield Block(data, line, position, raw.tell())
+                    line += data.count(b"\n")
+            if rest or broken:
+                yield Block(rest, line, position + len(rest), raw.tell(), broken)
+
+
+def _read(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    while chunk := raw.read(BLOCK_BYTES):
+        yield chunk, None
+
+
+def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
+    """Unpacks gzip members one after another, and all that a damaged file still gives.
+
+    ``gzip.GzipFile`` would lose what it has read ahead when the file ends too early.
+    """
+    unpacker, packed = zlib.decompressobj(31), b""
+    while packed or (packed := raw.read(1 << 20)):
+        try:
+            chunk = unpacker.decompress(packed, BLOCK_BYTES)
+        except zlib.error as error:
+            yield b"", f"damaged gzip: {error}"
+            return
+        packed = unpacker.unconsumed_tail or unpacker.unused_data
+        if unpacker.eof and (packed or (packed := raw.read(1 << 20))):
+            unpacker = zlib.decompressobj(31)
+        skipped = min(skip, len(chunk))
+        skip -= skipped
+        yield chunk[skipped:], None
+    tail = unpacker.flush()[skip:]
+    yield tail, None if unpacker.eof else "truncated gzip: the file ends in the middle of its data"
+
+
+def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
+    """The files that ``paths`` name, folders taken apart, days in their order.
+
+    Raises:
+        ValueError: a path does not exist, a file is empty, a folder holds no data.
+    """
+    found: list[TextFile] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted((p for p in path.iterdir() if _is_data(p)), key=_natural)
+            if not inside:
+                raise ValueError(
+                    f"folder {path} holds no data files (day_N or {', '.join(SUFFIXES)})"
+                )
+            found += map(TextFile, inside)
+        elif path.is_file():
+            found.append(TextFile(path))
+        else:
+            raise ValueError(f"data file {path} does not exist")
+    if not found:
+        raise ValueError("no data files given")
+    for file in found:
+        if file.path.stat().st_size == 0:
+            raise ValueError(f"data file {file.path} is empty")
+    return found
+
+
+def _is_data(path: Path) -> bool:
+    return path.is_file() and (path.suffix in SUFFIXES or path.name.startswith("day_"))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """day_2 before day_10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

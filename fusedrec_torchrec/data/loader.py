@@ -1,0 +1,212 @@
+"""Batches for one rank, read ahead in worker processes, from any position."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.data.order import Order
+from fusedrec_torchrec.data.samples import Samples, Source
+
+__all__ = ["Loader", "split"]
+
+
+def split(source: Source, held_out: float) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First sample and number of samples of the training part and of the part held out."""
+    train = source.samples - round(source.samples * held_out)
+    return (0, train), (train, source.samples - train)
+
+
+class Loader:
+    """The batches of one rank.
+
+    Args:
+        source: the samples.
+        part: first sample and number of samples of the part of the source to use.
+        batch_size: samples of a batch, all ranks together.
+        lanes: see ``Order``; must be a multiple of ``world_size``.
+        rank, world_size: which share of each batch to read.
+        shuffle: whether training order is wanted.
+        chunk_batches: batches that are read and shuffled together.
+        workers: processes that read ahead; 0 reads in this one.
+        seed: of the shuffling.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        part: tuple[int, int],
+        *,
+        batch_size: int,
+        lanes: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool,
+        chunk_batches: int = 16,
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if lanes % world_size:
+            raise ValueError(
+                f"data.lanes is {lanes}, must be a multiple of the number of ranks, {world_size}"
+            )
+        if batch_size % lanes:
+            raise ValueError(f"batch size is {batch_size}, must be a multiple of lanes, {lanes}")
+        self._order = Order(
+            first=part[0],
+            blocks=_blocks(source, part),
+            batch_size=batch_size,
+            lanes=lanes,
+            chunk_batches=chunk_batches,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        each = lanes // world_size
+        self._source = source
+        self._lanes = range(rank * each, (rank + 1) * each)
+        self._workers = workers
+        self.features = list(source.table_rows)
+        self.waited = 0.0
+        """Seconds that callers have waited for batches."""
+
+    @property
+    def batches(self) -> int:
+        """In an epoch."""
+        return self._order.batches
+
+    def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
+        """Batches from number ``start``, counted over epochs, up to ``stop``; None never ends."""
+        if self.batches == 0:
+            raise ValueError(
+                f"{self._order.samples} samples do not fill one batch of "
+                f"{self._order.batch_size}; use more data or smaller batches"
+            )
+        chunks = _Chunks(self._source, self._order, self._lanes)
+        first, skip = chunks.find(start)
+        sampler = _Numbers(first, None if stop is None else chunks.find(stop - 1)[0] + 1)
+        loader = DataLoader(
+            chunks,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self._workers,
+            prefetch_factor=2 if self._workers else None,
+            multiprocessing_context="forkserver" if self._workers else None,
+            worker_init_fn=_one_thread,
+        )
+        number = start
+        iterator = iter(loader)
+        while stop is None or number < stop:
+            begun = time.perf_counter()
+            chunk = next(iterator)
+            self.waited += time.perf_counter() - begun
+            last = len(chunk) if stop is None else min(len(chunk), skip + stop - number)
+            for place in range(skip, last):
+                yield chunk.batch(place, self.features)
+            number += last - skip
+            skip = 0
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _blocks(source: Source, part: tuple[int, int]) -> tuple[int, ...]:
+    """The sizes of the source's blocks inside a part of it."""
+    ends = np.cumsum(source.blocks)
+    starts = ends - source.blocks
+    inside = np.minimum(ends, part[0] + part[1]) - np.maximum(starts, part[0])
+    return tuple(inside[inside > 0].tolist())
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A sampler: chunk after chunk, over all epochs."""
+
+    first: int
+    stop: int | None
+
+    def __iter__(self) -> Iterator[int]:
+        number = self.first
+        while self.stop is None or number < self.stop:
+            yield number
+            number += 1
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Several batches in a few tensors, so that little is handed over between processes.
+
+    Attributes:
+        dense: [batches, samples, dense features].
+        labels: [batches, samples].
+        ids: of all batches; of each one feature by feature, sample by sample.
+        lengths: [batches, features * samples].
+        ends: where each batch's ids end.
+    """
+
+    dense: torch.Tensor
+    labels: torch.Tensor
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    ends: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def batch(self, place: int, features: list[str]) -> Batch:
+        return Batch(
+            dense_features=self.dense[place],
+            sparse_features=KeyedJaggedTensor(
+                keys=features,
+                values=self.ids[self.ends[place - 1] if place else 0 : self.ends[place]],
+                lengths=self.lengths[place],
+                stride=self.labels.size(1),
+            ),
+            labels=self.labels[place],
+        )
+
+
+class _Chunks(Dataset[_Chunk]):
+    """Chunk by number, counted over epochs."""
+
+    def __init__(self, source: Source, order: Order, lanes: range) -> None:
+        self._source = source
+        self._order = order
+        self._lanes = lanes
+
+    def find(self, batch: int) -> tuple[int, int]:
+        """The chunk of a batch, and its place in it."""
+        epoch, inside = divmod(batch, self._order.batches)
+        chunk, place = divmod(inside, self._order.chunk_batches)
+        return epoch * self._order.chunks + chunk, place
+
+    def __getitem__(self, number: int) -> _Chunk:
+        epoch, chunk = divmod(number, self._order.chunks)
+        batches = self._order.chunk_sizes(chunk)
+        together = Samples.concatenate([self._lane(epoch, chunk, lane) for lane in self._lanes])
+        # Samples stand lane by lane, in a lane batch by batch; they are wanted batch by batch.
+        places = np.arange(len(together)).reshape(len(self._lanes), batches, -1)
+        parts = [together.take(places[:, i].ravel()) for i in range(batches)]
+        features, samples = len(self._source.table_rows), len(parts[0])
+        lengths = np.ones((batches, features * samples), dtype=np.int32)
+        for place, part in enumerate(parts):
+            if part.lengths is not None:
+                lengths[place] = part.lengths.ravel()
+        return _Chunk(
+            dense=torch.from_numpy(np.stack([part.dense for part in parts])),
+            labels=torch.from_numpy(np.stack([part.labels for part in parts])),
+            ids=torch.from_numpy(np.concatenate([part.ids for part in parts])),
+            lengths=torch.from_numpy(lengths),
+            ends=np.cumsum([len(part.ids) for part in parts]).tolist(),
+        )
+
+    def _lane(self, epoch: int, chunk: int, lane: int) -> Samples:
+        pieces = self._order.pieces(epoch, chunk, lane)
+        samples = Samples.concatenate([self._source.read(p.start, p.stop) for p in pieces])
+        permutation = self._order.permutation(epoch, chunk, lane)
+        return samples if permutation is None else samples.take(permutation)

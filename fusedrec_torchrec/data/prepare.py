@@ -1,0 +1,328 @@
+"""From Criteo's text to parquet that trains at full speed: ``fusedrec prepare``.
+
+Three stages, each streaming: text to columns (dense values transformed), a vocabulary for each
+categorical column, values to table rows.  Every file appears under its name only when it is
+complete, so a run that was stopped goes on where it was.
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fusedrec_torchrec.data.criteo import CATEGORIES, INTEGERS, LABEL, BadLines, RawColumns, read
+from fusedrec_torchrec.data.lines import TextFile, find_files
+from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
+from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, rows_of
+
+__all__ = ["PrepareOptions", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How text becomes parquet.
+
+    Attributes:
+        min_count: values seen less often in a column share row 1.
+        max_rows: rows of a table at most, the most frequent values are kept; None is no limit.
+        dense_transform: ``"log"`` is log(x + 3) with x no less than -2, as in
+            ``torchrec.datasets.criteo``; missing values count as 0.
+        on_bad_line: ``"error"`` or ``"skip"``.
+        part_rows: samples in one parquet file.
+        group_rows: samples in a row group, the unit of reading and of coarse shuffling.
+        memory_mb: about what counting the values of a column may use.
+    """
+
+    min_count: int = 1
+    max_rows: int | None = None
+    dense_transform: Literal["log", "none"] = "log"
+    on_bad_line: Literal["skip", "error"] = "error"
+    part_rows: int = 1 << 20
+    group_rows: int = 8192
+    memory_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("min_count", 1),
+            ("part_rows", 1),
+            ("group_rows", 1),
+            ("memory_mb", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        if self.max_rows is not None and self.max_rows <= RESERVED:
+            raise ValueError(
+                f"max_rows is {self.max_rows}, must be more than {RESERVED}: rows 0 and 1 stand "
+                "for missing and rare values"
+            )
+
+
+def prepare(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    options: PrepareOptions | None = None,
+    progress: bool = True,
+) -> PreparedData:
+    """Prepares text files into the folder ``output``; at once if that was done before.
+
+    Several processes may call it for the same folder: one works, the others wait for it.
+
+    Raises:
+        ValueError: files missing, empty or malformed, or ``output`` holds something else.
+    """
+    files = find_files(paths)
+    return _Preparation(files, Path(output), options or PrepareOptions(), progress).run()
+
+
+class _Preparation:
+    def __init__(
+        self, files: list[TextFile], output: Path, options: PrepareOptions, progress: bool
+    ) -> None:
+        self._files = files
+        self._output = output
+        self._work = output / "work"
+        self._options = options
+        self._progress = progress
+        self._identity = {
+            "version": VERSION,
+            "sources": [
+                {"name": file.path.name, "bytes": file.path.stat().st_size} for file in files
+            ],
+            "options": {
+                key: value
+                for key, value in asdict(options).items()
+                if key not in ("memory_mb", "on_bad_line")
+            },
+        }
+
+    def run(self) -> PreparedData:
+        self._output.mkdir(parents=True, exist_ok=True)
+        with _locked(self._output / ".lock"):
+            if (self._output / MANIFEST).exists():
+                done = PreparedData.open(self._output)
+                self._refuse_if_other(done.manifest["identity"], "prepared data")
+                return done
+            self._start_work()
+            bad_lines = self._columns()
+            tables = self._vocabularies()
+            parts = self._rows(tables)
+            self._finish(tables, parts, bad_lines)
+        return PreparedData.open(self._output)
+
+    def _refuse_if_other(self, identity: dict[str, Any], what: str) -> None:
+        if identity != self._identity:
+            differing = [key for key in self._identity if identity.get(key) != self._identity[key]]
+            raise ValueError(
+                f"{self._output} holds {what} with other {' and '.join(differing)}: "
+                f"{ {key: identity.get(key) for key in differing} } instead of "
+                f"{ {key: self._identity[key] for key in differing} }; choose another folder or "
+                "remove this one"
+            )
+
+    def _start_work(self) -> None:
+        state = self._work / "identity.json"
+        if state.exists():
+            self._refuse_if_other(json.loads(state.read_text()), "an unfinished preparation")
+            return
+        strangers = [p.name for p in self._output.iterdir() if p.name not in (".lock", "work")]
+        if strangers:
+            raise ValueError(
+                f"{self._output} is not empty (it holds {strangers[0]!r}); choose another folder"
+            )
+        self._work.mkdir(exist_ok=True)
+        _write_json(state, self._identity)
+
+    # -- stage 1: text to columns --------------------------------------------------------------
+
+    def _columns(self) -> BadLines:
+        """Writes raw-N.parquet; beside each raw-N.json says where in the text it ends."""
+        policy = self._options.on_bad_line
+        done = sorted(self._work.glob("raw-*.json"))
+        state: dict[str, Any] = {"file": 0, "end": 0, "line": 1}
+        if done:
+            state = json.loads(done[-1].read_text())
+        bad: Any = state.get("bad_lines", {"counts": {}, "examples": []})
+        bad_lines = BadLines(policy, Counter(bad["counts"]), list(bad["examples"]))
+        if bad_lines.total and policy == "error":
+            raise ValueError(f"{bad_lines.examples[0]} (found when on_bad_line was 'skip')")
+        number = len(done)
+        sizes = [file.path.stat().st_size for file in self._files]
+        with tqdm(
+            total=sum(sizes),
+            unit="B",
+            unit_scale=True,
+            desc="reading text",
+            disable=not self._progress,
+        ) as bar:
+            waiting: list[RawColumns] = []
+            position = (state["file"], state["end"], state["line"])
+            if state.get("finished"):
+                return bad_lines
+            for index in range(position[0], len(self._files)):
+                start, line = (position[1], position[2]) if index == position[0] else (0, 1)
+                for columns, block in read(self._files[index], bad_lines, start, line):
+                    waiting.append(columns)
+                    bar.n = sum(sizes[:index]) + block.packed
+                    bar.set_postfix(bad_lines=bad_lines.total, refresh=False)
+                    bar.refresh()
+                    if sum(map(len, waiting)) >= self._options.part_rows:
+                        end = (index, block.end, block.first_line + block.data.count(b"\n"))
+                        self._write_raw(number, waiting, end, bad_lines)
+                        number, waiting = number + 1, []
+            self._write_raw(number, waiting, (len(self._files), 0, 1), bad_lines, finished=True)
+        return bad_lines
+
+    def _write_raw(
+        self,
+        number: int,
+        columns: list[RawColumns],
+        end: tuple[int, int, int],
+        bad_lines: BadLines,
+        finished: bool = False,
+    ) -> None:
+        rows = sum(map(len, columns))
+        if rows:
+            arrays: list[pa.Array] = [pa.array(np.concatenate([c.labels for c in columns]))]
+            dense = self._dense(np.concatenate([c.integers for c in columns]))
+            arrays += [pa.array(dense[:, i]) for i in range(len(INTEGERS))]
+            values = np.concatenate([c.categories for c in columns])
+            missing = np.concatenate([c.missing_categories for c in columns])
+            arrays += [pa.array(values[:, i], mask=missing[:, i]) for i in range(len(CATEGORIES))]
+            table = pa.table(arrays, names=[LABEL, *INTEGERS, *CATEGORIES])
+            _write_parquet(self._work / f"raw-{number:05d}.parquet", table, 1 << 17)
+        _write_json(
+            self._work / f"raw-{number:05d}.json",
+            {
+                "file": end[0],
+                "end": end[1],
+                "line": end[2],
+                "rows": rows,
+                "finished": finished,
+                "bad_lines": {"counts": bad_lines.counts, "examples": bad_lines.examples},
+            },
+        )
+
+    def _dense(self, integers: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self._options.dense_transform == "log":
+            return np.log(np.maximum(integers, -2) + 3.0).astype(np.float32)
+        return integers.astype(np.float32)
+
+    def _raw_files(self) -> list[Path]:
+        found = sorted(self._work.glob("raw-*.parquet"))
+        if not found:
+            raise ValueError(
+                f"no usable line in {', '.join(str(file.path) for file in self._files)}"
+            )
+        return found
+
+    # -- stage 2: vocabularies -----------------------------------------------------------------
+
+    def _vocabularies(self) -> dict[str, int]:
+        """Writes a vocabulary for each column; returns the tables' rows."""
+        raw_files = self._raw_files()
+        folder = self._output / "vocabulary"
+        folder.mkdir(exist_ok=True)
+        tables = {}
+        for name in tqdm(CATEGORIES, desc="counting values", disable=not self._progress):
+            path = folder / f"{name}.npy"
+            if path.exists():
+                kept = len(np.load(path, mmap_mode="r"))
+            else:
+                kept = build_vocabulary(
+                    lambda name=name: _present(raw_files, name),  # type: ignore[misc]
+                    path,
+                    self._options.min_count,
+                    self._options.max_rows,
+                    self._options.memory_mb << 20,
+                )
+            tables[name] = kept + RESERVED
+        return tables
+
+    # -- stage 3: values to rows ---------------------------------------------------------------
+
+    def _rows(self, tables: dict[str, int]) -> list[dict[str, Any]]:
+        vocabularies = {
+            name: np.load(self._output / "vocabulary" / f"{name}.npy", mmap_mode="r")
+            for name in tables
+        }
+        parts = []
+        for raw in tqdm(self._raw_files(), desc="writing rows", disable=not self._progress):
+            path = self._output / raw.name.replace("raw", "part")
+            if not path.exists():
+                table = pq.read_table(raw)
+                for name, vocabulary in vocabularies.items():
+                    column = table[name].combine_chunks()
+                    missing = column.is_null().to_numpy(zero_copy_only=False)
+                    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+                    place = table.schema.get_field_index(name)
+                    rows = pa.array(rows_of(values, missing, vocabulary))
+                    table = table.set_column(place, name, rows)
+                _write_parquet(path, table, self._options.group_rows)
+            parts.append({"file": path.name, "samples": pq.ParquetFile(path).metadata.num_rows})
+        return parts
+
+    def _finish(
+        self, tables: dict[str, int], parts: list[dict[str, Any]], bad_lines: BadLines
+    ) -> None:
+        clicks = sum(
+            int(pq.read_table(self._output / part["file"], columns=[LABEL])[LABEL].to_numpy().sum())
+            for part in parts
+        )
+        _write_json(
+            self._output / MANIFEST,
+            {
+                "identity": self._identity,
+                "dense": INTEGERS,
+                "tables": tables,
+                "parts": parts,
+                "samples": sum(part["samples"] for part in parts),
+                "clicks": clicks,
+                "bad_lines": {"counts": bad_lines.counts, "examples": bad_lines.examples},
+            },
+        )
+        shutil.rmtree(self._work)
+
+
+def _present(files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:
+    """The values of a column that are not missing."""
+    for path in files:
+        for batch in pq.ParquetFile(path).iter_batches(1 << 17, columns=[name]):
+            yield batch.column(0).drop_null().to_numpy(zero_copy_only=False)
+
+
+def _write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
+    partial = path.with_suffix(".partial")
+    pq.write_table(
+        table,
+        partial,
+        row_group_size=group_rows,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    partial.replace(path)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, indent=1))
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time, on this machine or on a shared file system that has locks."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,159 @@
+"""How the rows of the tables are accessed: what decides whether dedup and hot rows pay.
+
+P2RES (PPoPP 2024) and FAE (VLDB 2022) both start from this picture: a few rows take most accesses.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fusedrec_torchrec.data.samples import Samples, Source
+
+__all__ = ["AccessProfile", "TableAccess", "draw_coverage", "profile"]
+
+
+@dataclass
+class TableAccess:
+    """Accesses to one table.
+
+    Attributes:
+        name: of the table.
+        counts: accesses of each row.
+        distinct_in_batches: sum over batches of the distinct ids of each.
+    """
+
+    name: str
+    counts: NDArray[np.int64]
+    distinct_in_batches: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.counts)
+
+    @property
+    def accesses(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def rows_used(self) -> int:
+        return int(np.count_nonzero(self.counts))
+
+    def top(self, n: int) -> list[tuple[int, int]]:
+        """The n most used rows and their accesses."""
+        order = np.argsort(-self.counts, kind="stable")[:n]
+        return [(int(row), int(self.counts[row])) for row in order if self.counts[row]]
+
+
+@dataclass
+class AccessProfile:
+    """Accesses to all tables.
+
+    Attributes:
+        tables: one for each table.
+        batch_size: samples of a batch.
+        batches: how many were seen.
+        samples: how many were seen, those of the last, incomplete batch included.
+    """
+
+    tables: list[TableAccess]
+    batch_size: int
+    batches: int = 0
+    samples: int = 0
+
+    def all_counts(self) -> NDArray[np.int64]:
+        """Accesses of all used rows of all tables."""
+        counts = np.concatenate([table.counts for table in self.tables])
+        return counts[counts > 0]
+
+
+def coverage(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of the accesses that the 1, 2, 3, … most used rows take."""
+    used = np.sort(counts[counts > 0])[::-1]
+    return np.cumsum(used) / max(int(used.sum()), 1)
+
+
+def share_of_top(counts: NDArray[np.int64], share: float) -> float:
+    """Share of the accesses that the given share of the used rows takes, at least one row."""
+    covered = coverage(counts)
+    if len(covered) == 0:
+        return 0.0
+    return float(covered[max(round(len(covered) * share), 1) - 1])
+
+
+def rows_for(counts: NDArray[np.int64], share: float) -> int:
+    """The least number of rows that take the given share of the accesses."""
+    covered = coverage(counts)
+    if len(covered) == 0:
+        return 0
+    return int(np.searchsorted(covered, share - 1e-12)) + 1
+
+
+def profile(
+    source: Source, batch_size: int, samples: int | None = None, progress: bool = True
+) -> AccessProfile:
+    """Counts the accesses of the first ``samples`` samples, in their order.
+
+    Raises:
+        ValueError: ``batch_size`` or ``samples`` out of range.
+    """
+    total = source.samples if samples is None else min(samples, source.samples)
+    if total < 1:
+        raise ValueError(f"samples is {samples}, must be at least 1")
+    if not 1 <= batch_size <= total:
+        raise ValueError(f"batch size is {batch_size}, must be in [1, {total}], the samples")
+    tables = [
+        TableAccess(name, np.zeros(rows, dtype=np.int64))
+        for name, rows in source.table_rows.items()
+    ]
+    result = AccessProfile(tables, batch_size)
+    with tqdm(total=total, unit="sample", unit_scale=True, disable=not progress) as bar:
+        for start in range(0, total, batch_size):
+            batch = source.read(start, min(start + batch_size, total))
+            whole = len(batch) == batch_size
+            for table, ids in zip(tables, _by_feature(batch, len(tables)), strict=True):
+                rows, counts = np.unique(ids, return_counts=True)
+                table.counts[rows] += counts
+                table.distinct_in_batches += len(rows) if whole else 0
+            result.batches += whole
+            result.samples += len(batch)
+            bar.update(len(batch))
+    return result
+
+
+def _by_feature(batch: Samples, features: int) -> Iterator[NDArray[np.int64]]:
+    if batch.lengths is None:
+        yield from batch.ids.reshape(features, -1)
+        return
+    ends = np.cumsum(batch.lengths.sum(axis=1))
+    yield from np.split(batch.ids, ends[:-1])
+
+
+def draw_coverage(result: AccessProfile, path: Path) -> None:
+    """Coverage curves: share of accesses over share of the most used rows (P2RES, figure 2)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for table in sorted(result.tables, key=lambda table: -table.rows_used)[:12]:
+        _draw(axes, table.counts, color="tab:blue", alpha=0.25, linewidth=1)
+    _draw(axes, result.all_counts(), color="tab:red", linewidth=2, label="all tables together")
+    axes.plot([], [], color="tab:blue", alpha=0.4, label="the largest tables, one by one")
+    axes.set_xscale("log")
+    axes.set_xlabel("most used rows, % of all rows used")
+    axes.set_ylabel("accesses they take, %")
+    axes.set_ylim(0, 101)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axes: object, counts: NDArray[np.int64], **style: object) -> None:
+    covered = coverage(counts)
+    if len(covered) == 0:
+        return
+    places = np.unique(np.geomspace(1, len(covered), 300).astype(int)) - 1
+    axes.plot(100 * (places + 1) / len(covered), 100 * covered[places], **style)  # type: ignore[attr-defined]

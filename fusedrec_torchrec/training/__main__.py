@@ -1,0 +1,5 @@
+"""``torchrun -m fusedrec_torchrec.training``."""
+
+from fusedrec_torchrec.training.main import main
+
+main()

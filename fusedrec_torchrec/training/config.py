@@ -1,0 +1,324 @@
+"""What one training run is: the tree behind ``configs/*.yaml`` and ``fusedrec train``."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fusedrec_torchrec.config import section
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = [
+    "CheckpointConfig",
+    "CriteoConfig",
+    "DataConfig",
+    "DenseOptimizerConfig",
+    "EmbeddingOptimizerConfig",
+    "LaunchConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "ShardingConfig",
+    "SyntheticConfig",
+    "TableConfig",
+    "TrainConfig",
+]
+
+SHARDING_TYPES = (FUSED, "table_wise", "row_wise", "column_wise", "data_parallel", "auto")
+
+
+@section
+class ModelConfig:
+    architecture: Literal["dlrm", "dlrm_dcn", "dlrm_projection"] = "dlrm"
+    """TorchRec's DLRM (dot products), DLRM_DCN (low-rank cross net) or DLRM_Projection."""
+    embedding_dim: int = Field(default=16, ge=4, multiple_of=4)
+    """Columns of every embedding table."""
+    dense_arch: list[int] = Field(default=[64, 16], min_length=1)
+    """Layer sizes of the bottom MLP; the last must equal embedding_dim."""
+    over_arch: list[int] = Field(default=[64, 32, 1], min_length=2)
+    """Layer sizes of the top MLP; the last must be 1, the click."""
+    dcn_layers: int = Field(default=3, ge=1)
+    """dlrm_dcn: number of cross layers."""
+    dcn_low_rank: int = Field(default=64, ge=1)
+    """dlrm_dcn: rank of the cross layers' weights."""
+    projection_branches: list[list[int]] = Field(default=[[64], [64]], min_length=2, max_length=2)
+    """dlrm_projection: layer sizes of the two interaction branches; each must end in a multiple
+    of embedding_dim."""
+
+    def __post_init__(self) -> None:
+        if self.dense_arch[-1] != self.embedding_dim:
+            raise ValueError(
+                f"dense_arch ends in {self.dense_arch[-1]}, must end in embedding_dim, "
+                f"{self.embedding_dim}"
+            )
+        if self.over_arch[-1] != 1:
+            raise ValueError(f"over_arch ends in {self.over_arch[-1]}, must end in 1")
+        for sizes in (self.dense_arch, self.over_arch, *self.projection_branches):
+            if not sizes or min(sizes) < 1:
+                raise ValueError(f"layer sizes {sizes} must be 1 or more each")
+        for branch in self.projection_branches:
+            if self.architecture == "dlrm_projection" and branch[-1] % self.embedding_dim:
+                raise ValueError(
+                    f"projection_branches has a branch that ends in {branch[-1]}, must end in a "
+                    f"multiple of embedding_dim, {self.embedding_dim}"
+                )
+
+
+@section
+class TableConfig:
+    name: str = Field(min_length=1)
+    """Name of the table and of its feature."""
+    rows: int = Field(ge=1)
+    """Number of rows."""
+    copies: int = Field(default=1, ge=1)
+    """Makes this many tables of the kind, name_0, name_1 and so on."""
+    pooling: float = Field(default=1.0, gt=0, le=1000)
+    """Generated data: average number of ids in a sample; 1 is exactly one."""
+    zipf: float = Field(default=1.1, ge=0, le=4)
+    """Generated data: exponent of the Zipf law of ids; 0 is uniform."""
+    drift: float = Field(default=0.0, ge=0)
+    """Generated data: how many ranks of popularity the hot set moves on in 1000 samples."""
+
+
+@section
+class SyntheticConfig:
+    dense_features: int = Field(default=8, ge=1)
+    """Number of dense features."""
+    samples: int = Field(default=2_000_000, ge=1)
+    """Samples in an epoch; held-out samples come after them."""
+    click_rate: float = Field(default=0.25, gt=0, lt=1)
+    """Share of clicks, about."""
+    signal: float = Field(default=1.0, ge=0)
+    """Strength of the planted model; 0 makes clicks pure noise."""
+
+
+@section
+class CriteoConfig:
+    files: list[str] = Field(default=[])
+    """Text files (.tsv, .txt, day_N, plain or .gz) or folders of them, in order; prepared into
+    `prepared` when training starts."""
+    prepared: Path | None = None
+    """Folder of prepared data, as `fusedrec prepare` writes it."""
+    min_count: int = Field(default=1, ge=1)
+    """Values seen less often in a column share one row."""
+    max_rows: int | None = Field(default=None, ge=3)
+    """Most rows of a table; beyond it the most frequent values keep a row of their own."""
+    on_bad_line: Literal["skip", "error"] = "error"
+    """What to do with a malformed line."""
+
+    def __post_init__(self) -> None:
+        if self.files and self.prepared is None:
+            raise ValueError("prepared must name the folder that files are prepared into")
+
+
+@section
+class DataConfig:
+    source: Literal["synthetic", "criteo"] = "synthetic"
+    """Generated clicks, or data in Criteo's format."""
+    synthetic: SyntheticConfig = SyntheticConfig()
+    criteo: CriteoConfig = CriteoConfig()
+    batch_size: int = Field(default=2048, ge=1)
+    """Samples of a step, of all ranks together."""
+    eval_batch_size: int | None = Field(default=None, ge=1)
+    """Samples of an evaluation step, of all ranks together; batch_size if none."""
+    held_out: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the data, at its end, that is kept for evaluation."""
+    lanes: int = Field(default=8, ge=1)
+    """Independent streams a batch is made of; ranks share them.  Batches are the same for every
+    number of ranks that divides it."""
+    shuffle: bool = True
+    """Shuffles training samples, anew in each epoch (Criteo data)."""
+    chunk_batches: int = Field(default=16, ge=1)
+    """Batches that are read and shuffled together."""
+    workers: int = Field(default=1, ge=0)
+    """Reader processes of each rank; 0 reads in the training process."""
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    """Of the order of samples, and of generated data."""
+
+    def __post_init__(self) -> None:
+        for name, size in (
+            ("batch_size", self.batch_size),
+            ("eval_batch_size", self.eval_batch_size or self.batch_size),
+        ):
+            if size % self.lanes:
+                raise ValueError(f"{name} is {size}, must be a multiple of lanes, {self.lanes}")
+        if self.source == "criteo" and self.criteo.prepared is None:
+            raise ValueError("criteo.prepared must name a folder when source is criteo")
+
+
+@section
+class ShardingConfig:
+    type: Literal[
+        "fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel", "auto"
+    ] = "fused_row_wise"
+    """Sharding of all tables; auto leaves it to the planner."""
+    tables: dict[str, str] = Field(default={})
+    """Sharding types of single tables, by table name."""
+    exchange: ExchangeOptions = ExchangeOptions()
+
+    def __post_init__(self) -> None:
+        for name, kind in self.tables.items():
+            if kind not in SHARDING_TYPES:
+                raise ValueError(
+                    f"tables.{name} is {kind!r}, must be one of {', '.join(SHARDING_TYPES)}"
+                )
+
+
+@section
+class EmbeddingOptimizerConfig:
+    type: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
+    """FBGEMM's fused optimizer of the tables."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Before the schedule."""
+    eps: float = Field(default=1e-8, ge=0)
+    """Added to the root of the state."""
+
+
+@section
+class DenseOptimizerConfig:
+    type: Literal["adam", "adagrad", "sgd"] = "adam"
+    """Optimizer of the MLPs."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Before the schedule."""
+
+
+@section
+class ScheduleConfig:
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the learning rates rise linearly."""
+    warmup_start: float = Field(default=0.1, ge=0, le=1)
+    """Factor of the learning rates in the first step of the warm-up."""
+    decay_start: int | None = Field(default=None, ge=0)
+    """Step at which the learning rates begin to fall linearly; none is no decay."""
+    decay_end: int | None = Field(default=None, ge=1)
+    """Step at which they reach decay_factor; the last step of the run if none."""
+    decay_factor: float = Field(default=0.1, ge=0, le=1)
+    """Factor of the learning rates after the decay."""
+
+    def __post_init__(self) -> None:
+        if self.decay_start is not None and self.decay_start < self.warmup_steps:
+            raise ValueError(
+                f"decay_start is {self.decay_start}, must not be before warmup_steps, "
+                f"{self.warmup_steps}"
+            )
+        if self.decay_end is not None and self.decay_start is None:
+            raise ValueError("decay_end needs decay_start")
+        if (
+            self.decay_start is not None
+            and self.decay_end is not None
+            and self.decay_end <= self.decay_start
+        ):
+            raise ValueError(
+                f"decay_end is {self.decay_end}, must be after decay_start, {self.decay_start}"
+            )
+
+
+@section
+class OptimizerConfig:
+    embedding: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+@section
+class LaunchConfig:
+    ranks: int = Field(default=2, ge=1)
+    """Processes on each machine."""
+    nodes: int = Field(default=1, ge=1)
+    """Number of machines."""
+    min_nodes: int | None = Field(default=None, ge=1)
+    """Elastic training: goes on with as few machines as this; nodes if none."""
+    rendezvous: str | None = None
+    """host:port that all machines can reach, for more than one machine."""
+    job: str = Field(default="fusedrec", min_length=1)
+    """Name of the job at the rendezvous."""
+    max_restarts: int = Field(default=0, ge=0)
+    """How often ranks are started again after a failure; they go on from the last checkpoint."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is cuda where there is one."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto is nccl on cuda, gloo on cpu."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of each rank on the CPU."""
+    timeout_seconds: int = Field(default=600, ge=1)
+    """How long a collective may take."""
+
+    def __post_init__(self) -> None:
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(
+                f"min_nodes is {self.min_nodes}, must not be more than nodes, {self.nodes}"
+            )
+        if self.nodes > 1 and not re.fullmatch(r".+:\d+", self.rendezvous or ""):
+            raise ValueError(
+                f"rendezvous is {self.rendezvous!r}, must be host:port when nodes is {self.nodes}"
+            )
+
+
+@section
+class LoggingConfig:
+    directory: Path = Path("runs/default")
+    """Where the run writes: configuration, plan, logs, plots and checkpoints."""
+    log_every: int = Field(default=50, ge=1)
+    """Steps between two records of loss and throughput."""
+    tensorboard: bool = True
+    """Writes TensorBoard logs beside metrics.jsonl."""
+    plots: bool = True
+    """Draws curves.png at the end."""
+
+
+@section
+class CheckpointConfig:
+    every: int = Field(default=0, ge=0)
+    """Steps between two checkpoints; 0 saves none."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the latest checkpoints stay."""
+    asynchronous: bool = True
+    """Writes in the background while training goes on."""
+
+
+@section
+class TrainConfig:
+    model: ModelConfig = ModelConfig()
+    tables: list[TableConfig] = Field(default=[])
+    """Tables of generated data; Criteo data brings its own."""
+    data: DataConfig = DataConfig()
+    sharding: ShardingConfig = ShardingConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    launch: LaunchConfig = LaunchConfig()
+    logging: LoggingConfig = LoggingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    steps: int | None = Field(default=None, ge=1)
+    """Training steps; if none, `epochs` decides."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the training data, when steps is none."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between two evaluations on held-out data; there is always one at the end."""
+    eval_batches: int | None = Field(default=None, ge=1)
+    """Most batches of an evaluation; all of the held-out data if none."""
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
+    """Of the initial weights."""
+
+    def __post_init__(self) -> None:
+        if self.data.source == "synthetic" and not self.tables:
+            raise ValueError("tables is empty, must list at least one when data is generated")
+        if self.data.source == "criteo" and self.tables:
+            raise ValueError("tables must be left out: Criteo data brings its own")
+        names = self.table_names
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"tables has the name {twice[0]!r} more than once")
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables of generated data."""
+        return [name for table in self.tables for name in copies_of(table)]
+
+
+def copies_of(table: TableConfig) -> list[str]:
+    """The names of the tables that an entry stands for."""
+    if table.copies == 1:
+        return [table.name]
+    return [f"{table.name}_{i}" for i in range(table.copies)]

@@ -1,0 +1,50 @@
+"""Initial embedding weights that depend on seed, table and row only.
+
+TorchRec draws the weights of each shard as the ranks come to them, so another sharding or another
+number of ranks starts from other weights.  Here training starts from the same ones always.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+__all__ = ["initialize_tables"]
+
+BLOCK_ROWS = 4096
+
+
+def initialize_tables(model: nn.Module, seed: int) -> None:
+    """Fills all tables from U(-1/sqrt(rows), 1/sqrt(rows)), as the DLRM paper does."""
+    for key, value in model.state_dict().items():
+        if ".embedding_bags." not in key:
+            continue
+        name = key.split(".embedding_bags.")[1].removesuffix(".weight")
+        if isinstance(value, ShardedTensor):
+            rows = value.size(0)
+            for shard in value.local_shards():
+                first, column = shard.metadata.shard_offsets
+                _fill(shard.tensor, name, seed, rows, value.size(1), first, column)
+        else:
+            _fill(value, name, seed, value.size(0), value.size(1), 0, 0)
+
+
+@torch.no_grad()
+def _fill(
+    shard: torch.Tensor, name: str, seed: int, rows: int, dim: int, first: int, column: int
+) -> None:
+    """Fills rows from ``first`` and columns from ``column`` of the table, a block at a time."""
+    bound = rows**-0.5
+    stop = first + shard.size(0)
+    for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)):
+        key = [seed, zlib.crc32(name.encode()) << 32 | block]
+        generator = np.random.Generator(np.random.Philox(key=key))
+        values = torch.from_numpy(generator.random((BLOCK_ROWS, dim), dtype=np.float32))
+        values = values.mul_(2 * bound).sub_(bound)
+        start = block * BLOCK_ROWS
+        low, high = max(first, start), min(stop, start + BLOCK_ROWS)
+        shard[low - first : high - first].copy_(
+            values[low - start : high - start, column : column + shard.size(1)]
+        )

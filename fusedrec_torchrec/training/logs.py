@@ -1,0 +1,62 @@
+"""Records of a run: JSON lines for programs, TensorBoard for people."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunLog", "read_log"]
+
+FILE = "metrics.jsonl"
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, in order."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # the run was stopped while writing its last line
+    return records
+
+
+class RunLog:
+    """Writes records; a resumed run goes on after the step it resumes from.
+
+    Args:
+        folder: the run's folder.
+        step: steps done so far; later records of an earlier attempt are dropped.
+        tensorboard: whether to write TensorBoard files, too.
+    """
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        records = [record for record in read_log(folder) if step and record["step"] <= step]
+        partial = folder / (FILE + ".partial")
+        partial.write_text("".join(json.dumps(record) + "\n" for record in records))
+        partial.replace(folder / FILE)
+        self._file = (folder / FILE).open("a", buffering=1)
+        self._writer = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(
+                str(folder / "tensorboard"), purge_step=step + 1 if step else None
+            )
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        """One record; ``kind`` is ``train`` or ``eval``."""
+        finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, "kind": kind, **finite}) + "\n")
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,244 @@
+"""The training of one rank, from the process group to the last evaluation."""
+
+import itertools
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from tqdm import tqdm
+
+from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.training.checkpoint import (
+    Checkpointer,
+    RunState,
+    load_state,
+    read_run_state,
+)
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.logs import RunLog
+from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
+from fusedrec_torchrec.training.model import build_model, shard_model
+from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates
+from fusedrec_torchrec.training.plan_file import write_plan
+from fusedrec_torchrec.training.source import eval_loader, train_loader
+
+__all__ = ["Training"]
+
+DDP_STEPS = 3
+
+
+@dataclass
+class _Window:
+    """Time and traffic since the last record."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    traffic: dict[str, float] = field(default_factory=dict)
+
+
+class Training:
+    """One run on one rank.
+
+    Args:
+        config: of the run.
+        source: the data.
+        device: of this rank.
+        resume: checkpoint to go on from, if any.
+    """
+
+    def __init__(
+        self, config: TrainConfig, source: Source, device: torch.device, resume: Path | None
+    ) -> None:
+        self._config = config
+        self._device = device
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        self._is_first = rank == 0
+        self._train_data = train_loader(config, source, rank, world_size)
+        self._eval_data = eval_loader(config, source, rank, world_size)
+        self.steps = config.steps or config.epochs * self._train_data.batches
+
+        torch.manual_seed(config.seed)
+        self.model = shard_model(build_model(config.model, source, device), config, source, device)
+        self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
+        self._pipeline = TrainPipelineSparseDist(self.model, self.optimizer, device)
+        self._sums = ClickSums(device)
+        self.step = 0
+        if resume is not None:
+            self._resume(resume)
+
+        folder = config.logging.directory
+        self._checkpointer = Checkpointer(
+            folder / "checkpoints", config.checkpoint.keep, config.checkpoint.asynchronous
+        )
+        self._log = None
+        if self._is_first:
+            if resume is None:
+                _clear(folder)
+            self._log = RunLog(folder, self.step, config.logging.tensorboard)
+            (folder / "config.yaml").write_text(to_yaml(config))
+            write_plan(folder / "plan.yaml", self.model.plan)
+
+    def _resume(self, path: Path) -> None:
+        state = read_run_state(path)
+        # DistributedDataParallel puts gradients into other buckets in its first steps than later,
+        # and sums in another order differ in the last bit: so these steps are run, and undone by
+        # loading.
+        warm_up = min(state.step, DDP_STEPS)
+        batches = self._train_data.read(0, warm_up)
+        self.model.train()
+        for _ in range(warm_up):
+            self._pipeline.progress(batches)
+        load_state(path, self.model, self.optimizer)
+        self._sums.load(state.sums)
+        self.step = state.step
+
+    def run(self) -> dict[str, float]:
+        """Trains to the last step; returns the last evaluation, and throughput over the run."""
+        config = self._config
+        stream = self._train_data.read(self.step, self.steps) if self.step < self.steps else None
+        result: dict[str, float] = {}
+        self._window = _Window()
+        self._started, self._trained, self._train_seconds = False, 0, 0.0
+        with tqdm(
+            total=self.steps,
+            initial=self.step,
+            unit="step",
+            disable=not self._is_first,
+            dynamic_ncols=True,
+        ) as bar:
+            while self.step < self.steps:
+                stop = self.steps
+                if config.eval_every:
+                    stop = min(stop, (self.step // config.eval_every + 1) * config.eval_every)
+                assert stream is not None
+                self._train_until(stop, stream, bar)
+                result = self._evaluate(bar)
+        if not result:
+            result = self._evaluate(None)
+        self._checkpointer.wait()
+        if self._log is not None:
+            self._log.close()
+        if self._train_seconds:
+            samples = self._trained * config.data.batch_size
+            result["samples_per_second"] = samples / self._train_seconds
+        return result
+
+    def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
+        config = self._config
+        start = self.step
+        segment = itertools.islice(stream, stop - start)
+        self.model.train()
+        while self.step < stop:
+            # The pipeline starts two exchanges in a segment's first step and none in its last.
+            typical = start < self.step < stop - 1
+            self._step(segment, count=typical and not self._window.traffic)
+            self.step += 1
+            logs = self.step % config.logging.log_every == 0 or self.step == self.steps
+            bar.update()
+            self._checkpointer.poll()
+            if logs:
+                self._record(bar)
+            if config.checkpoint.every and self.step % config.checkpoint.every == 0:
+                self._save()
+
+    def _step(self, segment: Iterator[Batch], count: bool) -> None:
+        """One step.  A counted one sees every operator, so it is left out of the throughput."""
+        begun, waited = time.perf_counter(), self._train_data.waited
+        if count:
+            with CollectiveCounter() as counter:
+                _, logits, labels = self._pipeline.progress(segment)
+            self._window.traffic = _traffic(counter)
+        else:
+            _, logits, labels = self._pipeline.progress(segment)
+        self._sums.update(logits, labels)
+        seconds = time.perf_counter() - begun
+        if not count and self._started:
+            self._trained += 1
+            self._train_seconds += seconds
+            self._window.steps += 1
+            self._window.seconds += seconds
+            self._window.waited += self._train_data.waited - waited
+        self._started = True  # the first step also starts readers and the pipeline
+
+    def _record(self, bar: Any) -> None:
+        values = self._sums.compute()
+        self._sums.reset()
+        if not values["log_loss"] < float("inf"):  # also when it is NaN
+            raise ValueError(
+                f"the training loss is {values['log_loss']} at step {self.step}: lower the "
+                "learning rates (optimizer.embedding.learning_rate, "
+                "optimizer.dense.learning_rate) or look for bad values in the dense features"
+            )
+        window = self._window
+        if window.seconds:
+            values["samples_per_second"] = (
+                window.steps * self._config.data.batch_size / window.seconds
+            )
+            values["waiting_for_data"] = window.waited / window.seconds
+        values |= window.traffic
+        for name, rate in learning_rates(self.optimizer).items():
+            values[f"learning_rate_{name}"] = rate
+        self._window = _Window()
+        if self._log is not None:
+            self._log.write(self.step, "train", values)
+        bar.set_postfix(loss=f"{values['log_loss']:.4f}", refresh=False)
+
+    def _save(self) -> None:
+        state = RunState(
+            step=self.step,
+            sums=self._sums.state(),
+            config=yaml.safe_load(to_yaml(self._config)),
+            world_size=dist.get_world_size(),
+        )
+        self._checkpointer.save(self.model, self.optimizer, state)
+
+    @torch.no_grad()
+    def _evaluate(self, bar: Any) -> dict[str, float]:
+        """On held-out data, all ranks together."""
+        count = self._eval_data.batches
+        if self._config.eval_batches is not None:
+            count = min(count, self._config.eval_batches)
+        if count == 0:
+            return {}
+        self.model.eval()
+        metrics = ClickMetrics(self._device)
+        batches = self._eval_data.read(0, count)
+        for _ in range(count):
+            _, logits, labels = self._pipeline.progress(batches)
+            metrics.update(logits, labels)
+        values = metrics.compute()
+        if self._log is not None:
+            self._log.write(self.step, "eval", values)
+        if bar is not None:
+            bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)
+        return values
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier run left in the folder."""
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "summary.json", "curves.png"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _traffic(counter: CollectiveCounter) -> dict[str, float]:
+    values: dict[str, float] = {
+        "collectives_per_step": len(counter.collectives),
+        "bytes_sent_per_step": counter.bytes_sent(),
+    }
+    for name in sorted({collective.name for collective in counter.collectives}):
+        values[f"{name}_per_step"] = sum(c.name == name for c in counter.collectives)
+        values[f"{name}_bytes_per_step"] = counter.bytes_sent(name)
+    return values

@@ -1,0 +1,85 @@
+"""Quality of predicted clicks: log loss, normalized entropy, calibration, AUROC.
+
+Sums follow ``torchrec.metrics.ne``, AUROC is torchmetrics' exact one.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torchmetrics.classification import BinaryAUROC
+from torchrec.metrics.ne import compute_ne, get_ne_states
+
+__all__ = ["ClickMetrics", "ClickSums"]
+
+ETA = 1e-12
+NAMES = ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg_labels")
+
+
+class ClickSums:
+    """Sums over the samples of this rank; nothing is synchronised before ``compute``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(NAMES) + 1, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        predictions = torch.sigmoid(logits.detach().double()).unsqueeze(0)
+        labels = labels.detach().double().unsqueeze(0)
+        states = get_ne_states(labels, predictions, torch.ones_like(labels), ETA)
+        values = [states[name] for name in NAMES] + [predictions.sum(dim=-1)]
+        self._sums += torch.cat(values)
+
+    def compute(self) -> dict[str, float]:
+        """Over all ranks.  Empty if no rank saw a sample."""
+        sums = self._sums.clone()
+        dist.all_reduce(sums)
+        cross_entropy, samples, clicks, _, predicted = sums.tolist()
+        if not samples:
+            return {}
+        rate = clicks / samples
+        ne = compute_ne(sums[0], sums[1], sums[2], sums[3], ETA)
+        return {
+            # TorchRec's cross entropy is in bits, a log loss is usually in nats.
+            "log_loss": cross_entropy / samples * math.log(2),
+            "normalized_entropy": float(ne) if 0 < rate < 1 else math.nan,
+            "click_rate": rate,
+            "calibration": predicted / clicks if clicks else math.nan,
+        }
+
+    def reset(self) -> None:
+        self._sums.zero_()
+
+    def state(self) -> list[list[float]]:
+        """The sums of every rank; must be called on all ranks."""
+        gathered = [torch.empty_like(self._sums) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, self._sums)
+        return [sums.tolist() for sums in gathered]
+
+    def load(self, state: list[list[float]]) -> None:
+        """Takes over what ``state`` returned, also that of another number of ranks."""
+        sums = torch.tensor(state, dtype=torch.float64)
+        if len(state) == dist.get_world_size():
+            mine = sums[dist.get_rank()]
+        else:
+            mine = sums.sum(dim=0) if dist.get_rank() == 0 else torch.zeros_like(self._sums)
+        self._sums.copy_(mine)
+
+
+class ClickMetrics(ClickSums):
+    """With the area under the ROC curve, which keeps all predictions in memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._auc = BinaryAUROC().to(device)
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        super().update(logits, labels)
+        self._auc.update(torch.sigmoid(logits.detach()), labels.detach().int())
+
+    def compute(self) -> dict[str, float]:
+        return {**super().compute(), "auc": float(self._auc.compute())}
+
+    def reset(self) -> None:
+        super().reset()
+        self._auc.reset()

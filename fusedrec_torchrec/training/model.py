@@ -1,0 +1,132 @@
+"""TorchRec's DLRM as configured, sharded as configured."""
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.planner import FusedShardingPlanner
+from fusedrec_torchrec.sharders import fused_sharders
+from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.training.config import (
+    EmbeddingOptimizerConfig,
+    ModelConfig,
+    ShardingConfig,
+    TrainConfig,
+)
+from fusedrec_torchrec.training.initialization import initialize_tables
+
+__all__ = ["build_model", "check_sharding", "shard_model"]
+
+FUSED_OPTIMIZERS = {
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "sgd": EmbOptimType.EXACT_SGD,
+}
+MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
+
+
+def build_model(config: ModelConfig, source: Source, device: torch.device) -> DLRMTrain:
+    """The model with its loss, embedding tables on the meta device."""
+    tables = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name,
+                num_embeddings=rows,
+                embedding_dim=config.embedding_dim,
+                feature_names=[name],
+            )
+            for name, rows in source.table_rows.items()
+        ],
+        device=torch.device("meta"),
+    )
+    common = (tables, source.dense_features, config.dense_arch, config.over_arch)
+    if config.architecture == "dlrm_dcn":
+        model = DLRM_DCN(
+            *common,
+            dcn_num_layers=config.dcn_layers,
+            dcn_low_rank_dim=config.dcn_low_rank,
+            dense_device=device,
+        )
+    elif config.architecture == "dlrm_projection":
+        first, second = config.projection_branches
+        model = DLRM_Projection(
+            *common,
+            interaction_branch1_layer_sizes=first,
+            interaction_branch2_layer_sizes=second,
+            dense_device=device,
+        )
+    else:
+        model = DLRM(*common, dense_device=device)
+    return DLRMTrain(model)
+
+
+def check_sharding(config: ShardingConfig, source: Source) -> None:
+    """
+    Raises:
+        ValueError: a table of the sharding configuration does not exist.
+    """
+    names = list(source.table_rows)
+    for name in config.tables:
+        if name not in names:
+            raise ValueError(
+                f"sharding.tables names {name!r}, which is no table; there are {', '.join(names)}"
+            )
+
+
+def shard_model(
+    model: DLRMTrain, config: TrainConfig, source: Source, device: torch.device
+) -> DistributedModelParallel:
+    """Plans, shards and initializes the model; must be called on all ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    sharders = fused_sharders(
+        fused_params=_fused_params(config.optimizer.embedding), options=config.sharding.exchange
+    )
+    planner = FusedShardingPlanner(
+        topology=Topology(
+            world_size=dist.get_world_size(),
+            local_world_size=get_local_size(),
+            compute_device=device.type,
+        ),
+        batch_size=config.data.batch_size // dist.get_world_size(),
+        constraints={
+            name: _constraints(config.sharding.tables.get(name, config.sharding.type), device)
+            for name in source.table_rows
+        },
+    )
+    plan: ShardingPlan = planner.collective_plan(model, sharders, group)
+    sharded = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        plan=plan,
+        sharders=sharders,
+        device=device,
+    )
+    initialize_tables(sharded, config.seed)
+    return sharded
+
+
+def _fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
+    params: dict[str, object] = {
+        "optimizer": FUSED_OPTIMIZERS[config.type],
+        "learning_rate": config.learning_rate,
+    }
+    if config.type != "sgd":
+        params["eps"] = config.eps
+    return params
+
+
+def _constraints(sharding_type: str, device: torch.device) -> ParameterConstraints:
+    if sharding_type == "data_parallel":
+        return ParameterConstraints(sharding_types=["data_parallel"], compute_kernels=["dense"])
+    kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
+    types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
+    return ParameterConstraints(sharding_types=types, compute_kernels=kernels)

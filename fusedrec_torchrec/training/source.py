@@ -1,0 +1,83 @@
+"""The data that a configuration names."""
+
+from pathlib import Path
+
+from fusedrec_torchrec.data.loader import Loader, split
+from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.training.config import TrainConfig, copies_of
+
+__all__ = ["eval_loader", "open_source", "train_loader"]
+
+
+def open_source(config: TrainConfig, progress: bool = False) -> Source:
+    """Opens the data, and prepares it first where that has not been done.
+
+    Needs no process group: what is wrong with the data comes up before there is one.
+
+    Raises:
+        ValueError: files missing, empty or malformed.
+    """
+    data = config.data
+    if data.source == "synthetic":
+        return SyntheticData(
+            tables=[
+                SyntheticTable(
+                    name=name,
+                    rows=table.rows,
+                    pooling=table.pooling,
+                    zipf=table.zipf,
+                    drift=table.drift,
+                )
+                for table in config.tables
+                for name in copies_of(table)
+            ],
+            dense_features=data.synthetic.dense_features,
+            samples=data.synthetic.samples,
+            click_rate=data.synthetic.click_rate,
+            signal=data.synthetic.signal,
+            seed=data.seed,
+        )
+    assert data.criteo.prepared is not None
+    if not data.criteo.files:
+        return PreparedData.open(data.criteo.prepared)
+    options = PrepareOptions(
+        min_count=data.criteo.min_count,
+        max_rows=data.criteo.max_rows,
+        on_bad_line=data.criteo.on_bad_line,
+    )
+    return prepare(
+        [Path(file) for file in data.criteo.files], data.criteo.prepared, options, progress
+    )
+
+
+def train_loader(config: TrainConfig, source: Source, rank: int, world_size: int) -> Loader:
+    """Batches to train on."""
+    return Loader(
+        source,
+        split(source, config.data.held_out)[0],
+        batch_size=config.data.batch_size,
+        lanes=config.data.lanes,
+        rank=rank,
+        world_size=world_size,
+        shuffle=config.data.shuffle and config.data.source == "criteo",
+        chunk_batches=config.data.chunk_batches,
+        workers=config.data.workers,
+        seed=config.data.seed,
+    )
+
+
+def eval_loader(config: TrainConfig, source: Source, rank: int, world_size: int) -> Loader:
+    """Batches to evaluate on, in their order; read in the training process."""
+    return Loader(
+        source,
+        split(source, config.data.held_out)[1],
+        batch_size=config.data.eval_batch_size or config.data.batch_size,
+        lanes=config.data.lanes,
+        rank=rank,
+        world_size=world_size,
+        shuffle=False,
+        chunk_batches=1,
+    )
