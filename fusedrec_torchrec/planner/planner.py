@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
@@ -93,4 +94,22 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        return super().collective_plan(module, sharders or fused_sharders(), pg)
+        """As in TorchRec: rank 0 plans for all.  If it fails, all ranks raise what it raised."""
+        pg = pg or dist.group.WORLD
+        if pg is None:
+            raise ValueError("pg is None and there is no default process group; use plan() instead")
+        plan, error = invoke_on_rank_and_broadcast_result(
+            pg, 0, self._plan_or_error, module, sharders or fused_sharders()
+        )
+        if error is not None:
+            raise error
+        return plan
+
+    def _plan_or_error(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> tuple[ShardingPlan | None, Exception | None]:
+        try:
+            return self.plan(module, sharders), None
+        except Exception as error:
+            # Planner errors carry objects that only exist on this rank: send their text.
+            return None, RuntimeError(f"planning failed on rank 0: {error}")

@@ -25,11 +25,7 @@ Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def schedule_stages(config: ScheduleConfig, steps: int) -> list[WarmupStage]:
-    """The schedule in TorchRec's terms.
-
-    Raises:
-        ValueError: the decay would end before it starts.
-    """
+    """The schedule in TorchRec's terms; a decay after the run's last step does not happen."""
     stages: list[WarmupStage] = []
     if config.warmup_steps:
         stages.append(
@@ -39,14 +35,9 @@ def schedule_stages(config: ScheduleConfig, steps: int) -> list[WarmupStage]:
                 value=config.warmup_start,
             )
         )
-    if config.decay_start is None:
-        return stages
     end = config.decay_end or steps
-    if end <= config.decay_start:
-        raise ValueError(
-            f"optimizer.schedule.decay_start is {config.decay_start}, must be before the last "
-            f"step, {end}"
-        )
+    if config.decay_start is None or config.decay_start >= end:
+        return stages
     if config.decay_start > config.warmup_steps:
         stages.append(WarmupStage(policy=WarmupPolicy.CONSTANT, max_iters=config.decay_start))
     stages.append(

@@ -337,3 +337,27 @@ def test_collective_plan_is_the_same_on_all_ranks_and_shards(cluster_2: Cluster)
     (plan_0, shape_0), (plan_1, shape_1) = cluster_2.run(plan_and_shard)
     assert plan_0 == plan_1
     assert shape_0 == shape_1 == [(150_000, 16)]
+
+
+def error_of_collective_plan() -> str:
+    """Rank 0 cannot plan: the tables fit nowhere."""
+    tables = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name="huge", num_embeddings=10**9, embedding_dim=128, feature_names=["f"]
+            )
+        ],
+        device=torch.device("meta"),
+    )
+    topology = Topology(world_size=2, compute_device="cpu", ddr_cap=1 << 20)
+    try:
+        fr.FusedShardingPlanner(topology=topology).collective_plan(tables)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_plan_that_fails_on_rank_0_fails_on_all_ranks(cluster_2: Cluster) -> None:
+    first, second = cluster_2.run(error_of_collective_plan)
+    assert first == second
+    assert first.startswith("planning failed on rank 0: ")

@@ -1,0 +1,189 @@
+"""Training runs: they learn, resume bit for bit, and do not depend on ranks or sharding."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.loop import Training
+from fusedrec_torchrec.training.source import open_source
+from tests.cluster import Cluster
+from tests.training.runs import CPU, small, train, whole_state
+
+TIMING = ("samples_per_second", "waiting_for_data")
+
+
+def log(folder: Path, traffic: bool = True) -> list[dict[str, Any]]:
+    """The records of a run without what depends on the clock."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {
+            key: value
+            for key, value in record.items()
+            if key not in TIMING and (traffic or not key.endswith("_per_step"))
+        }
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["dlrm", "dlrm_dcn", "dlrm_projection"])
+def test_every_architecture_learns(cluster_2: Cluster, tmp_path: Path, architecture: str) -> None:
+    model = {
+        **small(tmp_path)["model"],
+        "architecture": architecture,
+        "dcn_low_rank": 8,
+        "projection_branches": [[16], [24]],
+    }
+    data = small(tmp_path, model=model, steps=150, eval_every=0, eval_batches=None)
+    data["optimizer"] = {"dense": {"learning_rate": 0.01}}
+    for result in cluster_2.run(train, data):
+        assert result["result"]["auc"] > 0.75
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    clusters: Callable[[int], Cluster], tmp_path: Path, ranks: int, asynchronous: bool
+) -> None:
+    """Weights, optimizer state, learning rates and metrics; step 7 is between two records."""
+    cluster = clusters(ranks)
+    checkpoint = {"every": 7, "keep": 2, "asynchronous": asynchronous}
+    straight = cluster.run(train, small(tmp_path / "a"))
+    whole = cluster.run(train, small(tmp_path / "b", checkpoint=checkpoint))
+    saved = [path.name for path in find_checkpoints(tmp_path / "b" / "checkpoints")]
+    assert saved == ["step_00000014", "step_00000021"]
+    first = str(tmp_path / "b" / "checkpoints" / "step_00000014")
+    assert read_run_state(Path(first)).step == 14
+    resumed = cluster.run(train, small(tmp_path / "b", checkpoint=checkpoint), first)
+    for one, two, three in zip(straight, whole, resumed, strict=True):
+        assert one["state"].keys() == three["state"].keys()
+        for key, value in one["state"].items():
+            assert torch.equal(value, two["state"][key]), key  # saving changes nothing
+            assert torch.equal(value, three["state"][key]), key
+        quality = ("auc", "log_loss", "normalized_entropy", "calibration")
+        assert [one["result"][k] for k in quality] == [three["result"][k] for k in quality]
+    # Traffic is counted in one step of a record's steps, not always in the same one.
+    assert log(tmp_path / "a", traffic=False) == log(tmp_path / "b", traffic=False)
+
+
+def test_resuming_in_the_first_steps_is_exact_too(cluster_4: Cluster, tmp_path: Path) -> None:
+    """DistributedDataParallel changes its buckets in the first steps."""
+    straight = cluster_4.run(train, small(tmp_path / "a", steps=6, eval_every=0))
+    for step in (1, 2, 3):
+        run = small(tmp_path / "b", steps=6, eval_every=0, checkpoint={"every": step, "keep": 9})
+        cluster_4.run(train, run)
+        first = str(tmp_path / "b" / "checkpoints" / f"step_{step:08d}")
+        resumed = cluster_4.run(train, run, first)
+        for one, two in zip(straight, resumed, strict=True):
+            for key, value in one["state"].items():
+                assert torch.equal(value, two["state"][key]), (step, key)
+
+
+def test_quality_does_not_depend_on_ranks(
+    clusters: Callable[[int], Cluster], tmp_path: Path
+) -> None:
+    results = [clusters(n).run(train, small(tmp_path / str(n)))[0]["result"] for n in (1, 2, 4)]
+    for other in results[1:]:
+        assert other["auc"] == pytest.approx(results[0]["auc"], abs=1e-5)
+        assert other["log_loss"] == pytest.approx(results[0]["log_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+def test_quality_does_not_depend_on_sharding(
+    cluster_2: Cluster, tmp_path: Path, optimizer: str
+) -> None:
+    results = {}
+    for sharding in ("fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel"):
+        data = small(tmp_path / sharding, sharding={"type": sharding})
+        data["optimizer"]["embedding"] = {"type": optimizer}
+        results[sharding] = cluster_2.run(train, data)[0]["result"]
+        plan = yaml.safe_load((tmp_path / sharding / "plan.yaml").read_text())["plan"]
+        tables = next(iter(plan.values())).values()
+        assert {table["sharding_type"] for table in tables} == {sharding}
+    for sharding, result in results.items():
+        for name in ("auc", "log_loss"):
+            fused = results["fused_row_wise"][name]
+            assert result[name] == pytest.approx(fused, abs=1e-5), (sharding, name)
+
+
+def test_tables_may_be_sharded_one_by_one(cluster_2: Cluster, tmp_path: Path) -> None:
+    sharding = {"tables": {"a": "data_parallel", "b": "auto", "c": "table_wise"}}
+    cluster_2.run(train, small(tmp_path, sharding=sharding))
+    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())["plan"]
+    tables = next(iter(plan.values()))
+    assert tables["a"]["sharding_type"] == "data_parallel" and tables["a"]["shards"] is None
+    assert tables["c"]["sharding_type"] == "table_wise"
+    assert tables["b"]["sharding_type"] in (
+        *("fused_row_wise", "table_wise", "row_wise", "column_wise"),
+    )
+
+
+def test_records_have_quality_speed_traffic_and_rates(cluster_2: Cluster, tmp_path: Path) -> None:
+    cluster_2.run(train, small(tmp_path))
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    training = [record for record in records if record["kind"] == "train"]
+    evaluation = [record for record in records if record["kind"] == "eval"]
+    assert [record["step"] for record in training] == [5, 10, 15, 20, 24]
+    assert [record["step"] for record in evaluation] == [12, 24]
+    for record in training:
+        assert record["all_to_all_per_step"] == 3
+        assert record["all_reduce_per_step"] == 1
+        assert record["collectives_per_step"] == 4
+        assert record["bytes_sent_per_step"] == (
+            record["all_to_all_bytes_per_step"] + record["all_reduce_bytes_per_step"]
+        )
+        assert record["samples_per_second"] > 0 and 0 <= record["waiting_for_data"] <= 1
+    # Warm-up of 5 steps from 0.1, decay from step 10 to 24; the rate of the step to come.
+    rates = [record["learning_rate_tables"] for record in training]
+    assert rates == pytest.approx(
+        [0.1, 0.1, 0.1 * (1 - 0.9 * 5 / 14), 0.1 * (1 - 0.9 * 10 / 14), 0.01]
+    )
+    assert {"auc", "log_loss", "normalized_entropy"} <= evaluation[0].keys()
+
+
+def test_the_schedule_reaches_the_kernel(cluster_2: Cluster, tmp_path: Path) -> None:
+    """A warm-up from 0 changes no table in its first step."""
+    states = []
+    for start, steps in ((0.0, 1), (1.0, 1), (0.0, 2)):
+        data = small(tmp_path, steps=steps, eval_every=0)
+        data["optimizer"] = {
+            "embedding": {"type": "sgd"},
+            "schedule": {"warmup_steps": 10, "warmup_start": start},
+        }
+        states.append(cluster_2.run(train, data)[0]["state"])
+    tables = [key for key in states[0] if ".embedding_bags." in key and key.startswith("model")]
+    assert tables
+    untouched = cluster_2.run(initial, small(tmp_path))[0]
+    for key in tables:
+        assert torch.equal(states[0][key], untouched[key])
+        assert not torch.equal(states[1][key], untouched[key])
+        assert not torch.equal(states[2][key], untouched[key])
+
+
+def initial(data: dict[str, Any]) -> dict[str, torch.Tensor]:
+    config = from_mapping(TrainConfig, data)
+    return whole_state(Training(config, open_source(config), CPU, None))
+
+
+def error_of_nan(data: dict[str, Any]) -> str:
+    try:
+        train(data)
+    except ValueError as error:
+        return str(error)
+    return f"no error on rank {dist.get_rank()}"
+
+
+def test_a_loss_that_is_no_number_stops_all_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
+    data = small(tmp_path)
+    data["optimizer"] = {"dense": {"type": "sgd", "learning_rate": 1e30}}
+    for text in cluster_2.run(error_of_nan, data):
+        assert "the training loss is nan at step" in text
+        assert "optimizer.dense.learning_rate" in text
