@@ -4,9 +4,9 @@ python benchmarks/quality.py train.txt.gz [--document docs/quality.md]
 
 The same samples in the same order, the same initial weights, the same steps, on 2 ranks, with
 stock table_wise, stock row_wise and fused_row_wise, for several seeds.  What differs is the order
-of sums, so the last bit.  How far training carries a last bit is shown by a control: table_wise
-from initial weights whose last bit was changed.  With --document the tables go between the markers
-of a document.
+of sums, so the last bit.  How far training carries a last bit is shown by two controls: table_wise
+from initial weights whose last bit was changed at random.  With --document the tables go between
+the markers of a document.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from statistics import mean, stdev
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.loop import Training
@@ -29,8 +29,8 @@ from fusedrec_torchrec.training.source import open_source
 
 CONFIG = "configs/criteo_kaggle.yaml"
 RANKS = 2
-CONTROL = "table_wise, last bit changed"
-SYSTEMS = ("table_wise", "row_wise", "fused_row_wise", CONTROL)
+CONTROLS = ("table_wise, last bit changed", "table_wise, last bit changed otherwise")
+SYSTEMS = ("table_wise", "row_wise", "fused_row_wise", *CONTROLS)
 OPTIMIZERS = {
     "SGD for the dense part": "{type: sgd, learning_rate: 0.1}",
     "Adam for the dense part, as in configs/criteo_kaggle.yaml": "{type: adam}",
@@ -54,25 +54,26 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
         "epochs": epochs,
         "eval_every": 0,
         "checkpoint.every": 0,
-        "sharding.type": "table_wise" if system == CONTROL else system,
+        "sharding.type": "table_wise" if system in CONTROLS else system,
         "optimizer.dense": OPTIMIZERS[optimizer],
         "logging.directory": folder / "run",
         "logging.tensorboard": "false",
     }
     config = load_config(CONFIG, [f"{key}={value}" for key, value in settings.items()])
     training = Training(config, open_source(config), torch.device("cpu"), None)
-    if system == CONTROL:
-        change_last_bit(training.model)
+    if system in CONTROLS:
+        change_last_bit(training.model, 1000 * CONTROLS.index(system) + 2 * seed + dist.get_rank())
     return {**training.run(), "steps": float(training.steps)}
 
 
 @torch.no_grad()
-def change_last_bit(model: torch.nn.Module) -> None:
-    """Adds or subtracts one unit in the last place of each embedding weight."""
+def change_last_bit(model: torch.nn.Module, seed: int) -> None:
+    """Adds or subtracts one unit in the last place, about, of each embedding weight."""
+    generator = torch.Generator().manual_seed(seed)
     for key, value in model.state_dict().items():
         if ".embedding_bags." in key:
             for shard in value.local_shards():
-                signs = torch.randint(0, 2, shard.tensor.shape) * 2 - 1
+                signs = torch.randint(0, 2, shard.tensor.shape, generator=generator) * 2 - 1
                 shard.tensor.mul_(1 + signs * 2.0**-23)
 
 
@@ -146,7 +147,7 @@ def main() -> None:
             prepare([arguments.data], folder / "prepared", options)
         except ValueError as error:
             parser.error(str(error))
-        mp.spawn(rank_main, (folder, runs, arguments.epochs), nprocs=RANKS)
+        spawn(rank_main, (folder, runs, arguments.epochs), nprocs=RANKS)
         values = json.loads((folder / "results.json").read_text())
     results: Results = dict(zip(runs, values, strict=True))
     lines = [line for name in OPTIMIZERS for line in tables(results, name, arguments.seeds)]

@@ -272,7 +272,7 @@ class LoggingConfig:
 @section
 class CheckpointConfig:
     every: int = Field(default=0, ge=0)
-    """Steps between two checkpoints; 0 saves none."""
+    """Steps between two checkpoints, the last of which is at the end; 0 saves none."""
     keep: int = Field(default=2, ge=1)
     """How many of the latest checkpoints stay."""
     asynchronous: bool = True

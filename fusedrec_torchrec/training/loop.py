@@ -149,7 +149,8 @@ class Training:
             self._checkpointer.poll()
             if logs:
                 self._record(bar)
-            if config.checkpoint.every and self.step % config.checkpoint.every == 0:
+            every = config.checkpoint.every
+            if every and (self.step % every == 0 or self.step == self.steps):
                 self._save()
 
     def _step(self, segment: Iterator[Batch], count: bool) -> None:

@@ -50,7 +50,7 @@ def test_train_stop_resume_and_inspect(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "holds a run already: use --resume" in again.stderr
 
-    resumed = fusedrec("train", "--config", path, "--resume")
+    resumed = fusedrec("train", "--config", path, "--resume", run / "checkpoints/step_00000020")
     assert resumed.returncode == 0, resumed.stderr
     assert "20/24" in resumed.stderr  # goes on from step 20
     assert records(tmp_path) == whole

@@ -1,0 +1,147 @@
+"""Code blocks of README and docs run; figures and generated pages are up to date.
+
+``python`` blocks of a document run one after another in one process, as the only rank of a group.
+``yaml`` blocks load as training configurations.  ``sh`` blocks run line by line in a folder with
+the configurations and a ``train.txt``; lines whose program needs the network, a cluster or other
+machines (see ``NOT_HERE``) are only checked to be well-formed, ``make`` goals to exist.  ``text``
+blocks are output.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fusedrec_torchrec.cli.main import main
+from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.training.config import TrainConfig
+from tests.cli.command import ROOT, python
+from tests.data.criteo_text import lines, write
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")
+LANGUAGES = {"python", "yaml", "sh", "text"}
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in found} <= LANGUAGES, f"{document.name}: unknown kind of block"
+    return [text for name, text in found if name == language]
+
+
+def having(language: str) -> list[Path]:
+    return [document for document in DOCUMENTS if blocks(document, language)]
+
+
+def test_the_documents_have_code() -> None:
+    assert {path.name for path in having("python")} >= {"README.md", "data.md"}
+    assert {path.name for path in having("sh")} >= {"README.md", "training.md", "data.md"}
+    assert {path.name for path in having("yaml")} >= {"README.md", "data.md"}
+
+
+@pytest.mark.parametrize("document", having("python"), ids=lambda path: path.name)
+def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
+    script = tmp_path / "blocks.py"
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    script.write_text("\n".join(blocks(document, "python")))
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, **port, "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", having("yaml"), ids=lambda path: path.name)
+def test_yaml_blocks_are_configurations(document: Path) -> None:
+    for text in blocks(document, "yaml"):
+        from_mapping(TrainConfig, yaml.safe_load(text), document.name)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader of the documents would type the commands."""
+    folder = tmp_path_factory.mktemp("workplace")
+    for name in ("configs", "examples", "Makefile", "docs", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    write(folder / "train.txt", lines(70_000, values=500))
+    return folder
+
+
+def commands() -> list[tuple[str, str]]:
+    return [
+        (document.name, line)
+        for document in DOCUMENTS
+        for text in blocks(document, "sh")
+        for line in text.splitlines()
+    ]
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_commands_run(name: str, command: str, workplace: Path) -> None:
+    words = shlex.split(command)
+    if words[0] in NOT_HERE:
+        named = [
+            word for word in words if re.match(r"(configs|examples|requirements)[-/\w]*\.", word)
+        ]
+        assert named or words[0] == "pip", command
+        assert all((ROOT / word).is_file() for word in named), command
+        return
+    if words[0] == "make":
+        subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+        return
+    assert words[0] == "fusedrec", f"{name}: do not know how to run {command!r}"
+    if any(word.startswith("launch.rendezvous=") for word in words):
+        assert main([*words[1:], "--set", "model.nothing=1"]) == 2  # up to the launch
+        return
+    done = python("-m", "fusedrec_torchrec.cli.main", *words[1:], cwd=workplace)
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def test_the_readme_shows_what_the_demo_prints(workplace: Path) -> None:
+    """Run by the commands of training.md: the same configuration, 400 steps."""
+    shown = next(text for text in blocks(ROOT / "README.md", "text") if "run runs/tiny" in text)
+    folder = workplace / "demo"
+    arguments = ["--config", "configs/tiny.yaml", "--set", f"logging.directory={folder}"]
+    done = python("-m", "fusedrec_torchrec.cli.main", "train", *arguments, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    for key, value in summary.items():
+        found = re.search(rf"^  {key.replace('_', ' ')} +([\d.]+)", shown, re.MULTILINE)
+        assert found, key
+        if key.startswith(("eval_", "train_")):
+            assert float(found.group(1)) == pytest.approx(value, abs=2e-3), key
+        elif key.endswith("_per_step") and "bytes" not in key:
+            assert float(found.group(1)) == value, key
+
+
+def test_figures_and_generated_pages_are_up_to_date(tmp_path: Path) -> None:
+    for script, target in (("figures/data_path.py", "data_path.svg"), ("configuration.py", "c.md")):
+        done = python(ROOT / "docs" / script, tmp_path / target)
+        assert done.returncode == 0, done.stderr
+    svg = (tmp_path / "data_path.svg").read_text()
+    committed = (ROOT / "docs" / "figures" / "data_path.svg").read_text()
+    # Another matplotlib may draw the letters a little differently.
+    assert re.findall("<!-- (.*) -->", svg) == re.findall("<!-- (.*) -->", committed)
+    assert (tmp_path / "c.md").read_text() == (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+            if not link.startswith("http"):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_no_results_are_missing() -> None:
+    quality = (ROOT / "docs" / "quality.md").read_text()
+    assert re.search(r"fused_row_wise \| 0\.7\d+ ± 0\.0\d+", quality)
