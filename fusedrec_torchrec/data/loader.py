@@ -97,6 +97,7 @@ class Loader:
             prefetch_factor=2 if self._workers else None,
             multiprocessing_context="forkserver" if self._workers else None,
             worker_init_fn=_one_thread,
+            pin_memory=torch.cuda.is_available(),
         )
         number = start
         iterator = iter(loader)
@@ -157,6 +158,16 @@ class _Chunk:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def pin_memory(self) -> "_Chunk":
+        """In memory from which a GPU can copy in the background; DataLoader calls it."""
+        return _Chunk(
+            dense=self.dense.pin_memory(),
+            labels=self.labels.pin_memory(),
+            ids=self.ids.pin_memory(),
+            lengths=self.lengths.pin_memory(),
+            ends=self.ends,
+        )
 
     def batch(self, place: int, features: list[str]) -> Batch:
         return Batch(

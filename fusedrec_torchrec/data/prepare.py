@@ -48,7 +48,7 @@ class PrepareOptions:
     max_rows: int | None = None
     dense_transform: Literal["log", "none"] = "log"
     on_bad_line: Literal["skip", "error"] = "error"
-    part_rows: int = 1 << 20
+    part_rows: int = 1 << 19
     group_rows: int = 8192
     memory_mb: int = 1024
 
