@@ -43,7 +43,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"configuration file {path} does not exist")
     try:
         data = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from None
     if data is None:
         return {}
@@ -70,10 +70,10 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
         for key in keys[:-1]:
             if isinstance(node, list):
                 node = node[_item(node, key, override)]
-                continue
-            if node.get(key) is None:
-                node[key] = {}
-            node = node[key]
+            else:
+                if node.get(key) is None:
+                    node[key] = {}
+                node = node[key]
             if not isinstance(node, dict | list):
                 raise ValueError(f"override {override!r}: {key!r} holds a value, not a section")
         if isinstance(node, list):

@@ -53,6 +53,8 @@ def _show_plan(path: Path) -> None:
         raise ValueError(f"{path} is no plan file: the key 'plan' is missing")
     for module, tables in data["plan"].items():
         rows = []
+        if not all(isinstance(table, dict) and "shards" in table for table in tables.values()):
+            raise ValueError(f"{path} is no plan file: tables of {module!r} lack their shards")
         for name, table in tables.items():
             shards = table["shards"]
             where = "all ranks hold all of it"
@@ -99,8 +101,9 @@ def _show_run(path: Path) -> None:
     evals = [record for record in records if record["kind"] == "eval"]
     rows: list[tuple[str, object]] = [("last step", records[-1]["step"] if records else 0)]
     if evals:
-        rows.append(("last AUC", f"{evals[-1]['auc']:.4f}"))
-        rows.append(("last log loss", f"{evals[-1]['log_loss']:.4f}"))
+        for title, key in (("last AUC", "auc"), ("last log loss", "log_loss")):
+            value = evals[-1].get(key)
+            rows.append((title, "-" if value is None else f"{value:.4f}"))
     rows.append(("checkpoints", ", ".join(p.name for p in checkpoints) or "none"))
     print_table(f"run {path}", ("", ""), rows)
     _show_plan(path / "plan.yaml")

@@ -26,12 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"fusedrec {parsed.command}: {error}", file=sys.stderr)
         return USAGE
-    except KeyboardInterrupt:
-        print(f"fusedrec {parsed.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        print(f"fusedrec {parsed.command}: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(f"fusedrec {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

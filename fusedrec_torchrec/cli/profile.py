@@ -71,10 +71,8 @@ def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
         return PreparedData.open(first)
     options = PrepareOptions(on_bad_line=arguments.on_bad_line)
     data = prepare(arguments.data, scratch, options, progress=not arguments.quiet)
-    bad = data.manifest["bad_lines"]
-    if bad["counts"]:
-        print(f"left out {sum(bad['counts'].values())} malformed lines:", file=sys.stderr)
-        print("\n".join(f"  {example}" for example in bad["examples"]), file=sys.stderr)
+    if data.left_out:
+        print("\n".join(data.left_out), file=sys.stderr)
     return data
 
 

@@ -5,12 +5,14 @@ import sys
 import textwrap
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from fusedrec_torchrec.config import options
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.launch import launch
-from fusedrec_torchrec.training.main import add_arguments, check_run, load_config, open_checked
+from fusedrec_torchrec.training.main import add_arguments, load_config, open_checked
+from fusedrec_torchrec.training.run_folder import check_run, locked
 
 __all__ = ["add_command"]
 
@@ -29,11 +31,21 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.set)
-    if config.launch.nodes == 1:
-        open_checked(config, config.launch.ranks, progress=True)
-    check_run(config, arguments.resume, arguments.overwrite)
+    one_machine = config.launch.nodes == 1
+    source = open_checked(config, config.launch.ranks if one_machine else 1, progress=True)
+    if one_machine:
+        with locked(config.logging.directory):
+            check_run(config, source, arguments.resume, arguments.overwrite)
+    elif arguments.overwrite:
+        raise ValueError(
+            "--overwrite is for one machine, where it is clear when a run begins; choose another "
+            f"logging.directory than {config.logging.directory}, or remove it"
+        )
     try:
         launch(config.launch, _again(arguments))
+    except SignalException as error:
+        print(f"fusedrec train: stopped by {error.sigval.name}", file=sys.stderr)
+        return 128 + error.sigval
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         text = failure.message if isinstance(failure.message, str) else failure.message["message"]

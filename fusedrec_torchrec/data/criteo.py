@@ -87,6 +87,17 @@ class RawColumns:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @classmethod
+    def nothing(cls) -> "RawColumns":
+        integers, categories = (0, len(INTEGERS)), (0, len(CATEGORIES))
+        return cls(
+            np.zeros(0, dtype=np.int8),
+            np.zeros(integers, dtype=np.int64),
+            np.zeros(integers, dtype=np.bool_),
+            np.zeros(categories, dtype=np.uint32),
+            np.zeros(categories, dtype=np.bool_),
+        )
+
 
 def read(
     file: TextFile,
@@ -105,44 +116,30 @@ def read(
 
 def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
     """The columns of a block; ``bad(line, kind, detail)`` is told of each line left out."""
-    wrong: dict[int, tuple[str, str]] = {}
-    wrong_rows: list[int] = []
-
-    def wrong_number_of_columns(row: csv.InvalidRow) -> Literal["skip"]:
-        wrong_rows.append(row.number - 1)
-        wrong[row.number - 1] = (
-            "wrong number of columns",
-            f"{row.actual_columns} columns, must be {len(COLUMNS)}",
-        )
-        return "skip"
-
     data = block.data
+    if not data.endswith(b"\n"):
+        data += b"\n"
     if b"\r" in data:  # alone it would end a line for pyarrow, but not for us
         data = LONE_RETURN.sub(b"\0", data)
-    total = data.count(b"\n") + (not data.endswith(b"\n"))
-    try:
-        table = csv.read_csv(
-            pa.BufferReader(data),
-            read_options=csv.ReadOptions(
-                use_threads=False, column_names=COLUMNS, block_size=len(data) + 64
-            ),
-            parse_options=csv.ParseOptions(
-                delimiter="\t",
-                quote_char=False,
-                invalid_row_handler=wrong_number_of_columns,
-                ignore_empty_lines=False,
-            ),
-            convert_options=csv.ConvertOptions(
-                column_types={name: pa.binary() for name in COLUMNS}, strings_can_be_null=False
-            ),
-        ).combine_chunks()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"line {block.first_line} and following: {error}") from None
-    kept = np.delete(np.arange(total), wrong_rows)
+    data, kept, wrong = _without_wrong_columns(data)
+    if not data:
+        _report(block, wrong, bad)
+        return RawColumns.nothing()
+    table = csv.read_csv(
+        pa.BufferReader(data),
+        read_options=csv.ReadOptions(
+            use_threads=False, column_names=COLUMNS, block_size=len(data) + 64
+        ),
+        parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
+        convert_options=csv.ConvertOptions(
+            column_types={name: pa.binary() for name in COLUMNS}, strings_can_be_null=False
+        ),
+    ).combine_chunks()
     assert len(kept) == table.num_rows, (len(kept), table.num_rows)
 
+    strict = b"x" in data or b"X" in data  # Arrow takes 0x1F for an integer
     labels, label_ok = _labels(table[LABEL])
-    integers = [_integers(table[name]) for name in INTEGERS]
+    integers = [_integers(table[name], strict) for name in INTEGERS]
     categories = [_hexadecimals(table[name]) for name in CATEGORIES]
     good = label_ok
     for name, ok in [
@@ -153,8 +150,7 @@ def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
         for row in np.flatnonzero(~ok).tolist():
             wrong.setdefault(kept[row].item(), _reason(name, table[name][row].as_py()))
         good = good & ok
-    for row, (kind, detail) in sorted(wrong.items()):
-        bad(block.first_line + row, kind, detail)
+    _report(block, wrong, bad)
     return RawColumns(
         labels=labels[good],
         integers=np.stack([values for values, _, _ in integers], axis=1)[good],
@@ -162,6 +158,37 @@ def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
         categories=np.stack([values for values, _, _ in categories], axis=1)[good],
         missing_categories=np.stack([missing for _, missing, _ in categories], axis=1)[good],
     )
+
+
+def _report(
+    block: Block, wrong: dict[int, tuple[str, str]], bad: Callable[[int, str, str], None]
+) -> None:
+    for row, (kind, detail) in sorted(wrong.items()):
+        bad(block.first_line + row, kind, detail)
+
+
+def _without_wrong_columns(
+    data: bytes,
+) -> tuple[bytes, NDArray[np.int64], dict[int, tuple[str, str]]]:
+    """Takes out lines with a wrong number of columns; pyarrow stumbles over some of them.
+
+    Returns what is left, the numbers of its lines, and what is wrong with the others.
+    """
+    characters = np.frombuffer(data, dtype=np.uint8)
+    ends = np.flatnonzero(characters == ord("\n"))
+    tabs = np.searchsorted(np.flatnonzero(characters == ord("\t")), ends)
+    columns = np.diff(tabs, prepend=0) + 1
+    good = columns == len(COLUMNS)
+    numbers = np.arange(len(ends))
+    if good.all():
+        return data, numbers, {}
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    left = b"".join(data[starts[i] : ends[i] + 1] for i in np.flatnonzero(good).tolist())
+    wrong = {
+        int(i): ("wrong number of columns", f"{columns[i]} columns, must be {len(COLUMNS)}")
+        for i in np.flatnonzero(~good)
+    }
+    return left, numbers[good], wrong
 
 
 def _reason(column: str, value: bytes) -> tuple[str, str]:
@@ -179,17 +206,19 @@ def _labels(column: pa.ChunkedArray) -> tuple[NDArray[np.int8], NDArray[np.bool_
 
 
 def _integers(
-    column: pa.ChunkedArray,
+    column: pa.ChunkedArray, strict: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     """Values, where they are missing, where they are well-formed."""
     missing = pc.equal(column, b"")
     filled = pc.if_else(missing, b"0", column).cast(pa.string(), safe=False)
     try:
-        return _numpy(filled.cast(pa.int64())), _numpy(missing), np.full(len(column), True)
+        if not strict:
+            return _numpy(filled.cast(pa.int64())), _numpy(missing), np.full(len(column), True)
     except pa.ArrowInvalid:
-        ok = pc.match_substring_regex(filled.cast(pa.binary()), r"^-?[0-9]{1,18}$")
-        values = pc.if_else(ok, filled, "0").cast(pa.int64())
-        return _numpy(values), _numpy(missing), _numpy(ok)
+        pass
+    ok = pc.match_substring_regex(filled.cast(pa.binary()), r"^-?[0-9]{1,18}$")
+    values = pc.if_else(ok, filled, "0").cast(pa.int64())
+    return _numpy(values), _numpy(missing), _numpy(ok)
 
 
 def _hexadecimals(

@@ -10,6 +10,7 @@ from typing import BinaryIO
 __all__ = ["Block", "TextFile", "find_files"]
 
 BLOCK_BYTES = 16 << 20
+PACKED_BYTES = 4096
 SUFFIXES = (".gz", ".tsv", ".txt", ".csv")
 
 
@@ -47,7 +48,7 @@ class TextFile:
             rest, line, position = b"", first_line, start
             broken: str | None = None
             for chunk, problem in chunks:
-                broken = problem
+                broken = broken or problem
                 data, newline, rest = (rest + chunk).rpartition(b"\n")
                 if newline:
                     data += newline
@@ -66,22 +67,38 @@ def _read(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
 def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
     """Unpacks gzip members one after another, and all that a damaged file still gives.
 
-    ``gzip.GzipFile`` would lose what it has read ahead when the file ends too early.
+    ``gzip.GzipFile`` would lose what it has read ahead when the file ends too early.  Zeros after
+    the last member are padding.
     """
+    ready, size = [], 0
+    for part, broken in _unpack_parts(raw):
+        kept = part[skip:]
+        skip -= len(part) - len(kept)
+        ready.append(kept)
+        size += len(kept)
+        if size >= BLOCK_BYTES // 4 or broken is not None:
+            yield b"".join(ready), broken
+            ready, size = [], 0
+    yield b"".join(ready), None
+
+
+def _unpack_parts(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    """In small parts: what an unpacker has done of a part is lost when it finds damage in it."""
     unpacker, packed = zlib.decompressobj(31), b""
-    while packed or (packed := raw.read(1 << 20)):
+    while packed or (packed := raw.read(PACKED_BYTES)):
+        if unpacker.eof:
+            packed = packed.lstrip(b"\0")
+            if not packed:
+                continue
+            unpacker = zlib.decompressobj(31)
         try:
-            chunk = unpacker.decompress(packed, BLOCK_BYTES)
+            part = unpacker.decompress(packed, BLOCK_BYTES)
         except zlib.error as error:
             yield b"", f"damaged gzip: {error}"
             return
         packed = unpacker.unconsumed_tail or unpacker.unused_data
-        if unpacker.eof and (packed or (packed := raw.read(1 << 20))):
-            unpacker = zlib.decompressobj(31)
-        skipped = min(skip, len(chunk))
-        skip -= skipped
-        yield chunk[skipped:], None
-    tail = unpacker.flush()[skip:]
+        yield part, None
+    tail = unpacker.flush()
     yield tail, None if unpacker.eof else "truncated gzip: the file ends in the middle of its data"
 
 

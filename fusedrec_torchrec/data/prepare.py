@@ -7,6 +7,7 @@ complete, so a run that was stopped goes on where it was.
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -81,6 +82,8 @@ def prepare(
     Raises:
         ValueError: files missing, empty or malformed, or ``output`` holds something else.
     """
+    if (Path(output) / MANIFEST).is_file() and not any(Path(path).exists() for path in paths):
+        return _prepared_before(paths, Path(output))  # the text is not needed any more
     files = find_files(paths)
     return _Preparation(files, Path(output), options or PrepareOptions(), progress).run()
 
@@ -97,7 +100,12 @@ class _Preparation:
         self._identity = {
             "version": VERSION,
             "sources": [
-                {"name": file.path.name, "bytes": file.path.stat().st_size} for file in files
+                {
+                    "name": file.path.name,
+                    "bytes": file.path.stat().st_size,
+                    "digest": _digest(file.path),
+                }
+                for file in files
             ],
             "options": {
                 key: value
@@ -108,17 +116,28 @@ class _Preparation:
 
     def run(self) -> PreparedData:
         self._output.mkdir(parents=True, exist_ok=True)
+        if (self._output / MANIFEST).exists():
+            return self._finished()
         with _locked(self._output / ".lock"):
             if (self._output / MANIFEST).exists():
-                done = PreparedData.open(self._output)
-                self._refuse_if_other(done.manifest["identity"], "prepared data")
-                return done
+                return self._finished()  # by another process, in the meantime
             self._start_work()
             bad_lines = self._columns()
             tables = self._vocabularies()
             parts = self._rows(tables)
             self._finish(tables, parts, bad_lines)
         return PreparedData.open(self._output)
+
+    def _finished(self) -> PreparedData:
+        done = PreparedData.open(self._output)
+        self._refuse_if_other(done.manifest["identity"], "prepared data")
+        self._refuse_bad_lines(done.manifest["bad_lines"]["examples"])
+        return done
+
+    def _refuse_bad_lines(self, examples: list[str]) -> None:
+        """Lines that were left out when they were allowed to be."""
+        if examples and self._options.on_bad_line == "error":
+            raise ValueError(f"{examples[0]} (left out when on_bad_line was 'skip')")
 
     def _refuse_if_other(self, identity: dict[str, Any], what: str) -> None:
         if identity != self._identity:
@@ -154,8 +173,7 @@ class _Preparation:
             state = json.loads(done[-1].read_text())
         bad: Any = state.get("bad_lines", {"counts": {}, "examples": []})
         bad_lines = BadLines(policy, Counter(bad["counts"]), list(bad["examples"]))
-        if bad_lines.total and policy == "error":
-            raise ValueError(f"{bad_lines.examples[0]} (found when on_bad_line was 'skip')")
+        self._refuse_bad_lines(bad_lines.examples)
         number = len(done)
         sizes = [file.path.stat().st_size for file in self._files]
         with tqdm(
@@ -292,6 +310,27 @@ class _Preparation:
             },
         )
         shutil.rmtree(self._work)
+
+
+def _prepared_before(paths: Sequence[str | Path], output: Path) -> PreparedData:
+    data = PreparedData.open(output)
+    then = [source["name"] for source in data.manifest["identity"]["sources"]]
+    now = [Path(path).name for path in paths]
+    if then != now:
+        raise ValueError(
+            f"data file {paths[0]} does not exist, and {output} was prepared from {', '.join(then)}"
+        )
+    return data
+
+
+def _digest(path: Path) -> str:
+    """Of a file's beginning and end: enough to tell a file from another of the same size."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(1 << 20))
+        file.seek(max(path.stat().st_size - (1 << 20), 0))
+        digest.update(file.read())
+    return digest.hexdigest()[:16]
 
 
 def _present(files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:

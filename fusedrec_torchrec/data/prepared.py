@@ -56,8 +56,21 @@ class PreparedData:
         return cls(folder, manifest)
 
     @property
+    def identity(self) -> dict[str, Any]:
+        return {**self.manifest["identity"], "clicks": self.manifest["clicks"]}
+
+    @property
     def samples(self) -> int:
         return int(self.manifest["samples"])
+
+    @property
+    def left_out(self) -> list[str]:
+        bad = self.manifest["bad_lines"]
+        if not bad["counts"]:
+            return []
+        counts = ", ".join(f"{number} {kind}" for kind, number in bad["counts"].items())
+        head = f"{self.folder}: malformed lines were left out: {counts}"
+        return [head, *(f"  {example}" for example in bad["examples"])]
 
     @property
     def dense_features(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,14 @@ class Source(Protocol):
     @property
     def samples(self) -> int:
         """How many there are."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Plain data that differs for other samples, beyond what the configuration says."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """What was left out of the data and why, a line for each."""
 
     @property
     def dense_features(self) -> int: ...

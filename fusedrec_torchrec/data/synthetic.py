@@ -9,6 +9,7 @@ dense feature a hidden weight; a click is drawn with the probability that their 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,16 @@ class SyntheticData:
         self._one_hot = all(table.pooling == 1 for table in self._tables)
 
     @property
+    def identity(self) -> dict[str, Any]:
+        return {}  # the configuration says it all
+
+    @property
     def samples(self) -> int:
         return self._samples
+
+    @property
+    def left_out(self) -> list[str]:
+        return []
 
     @property
     def dense_features(self) -> int:

@@ -33,6 +33,7 @@ class RunState:
         step: steps done, which is also the position in the data.
         sums: of the training metrics since the last record, of every rank.
         config: the configuration of the run, as YAML holds it.
+        data: identity of the data.
         world_size: ranks that wrote the checkpoint.
         version: of this format.
     """
@@ -40,6 +41,7 @@ class RunState:
     step: int
     sums: list[list[float]]
     config: dict[str, Any]
+    data: dict[str, Any]
     world_size: int
     version: int = VERSION
 
@@ -57,7 +59,7 @@ def read_run_state(path: Path) -> RunState:
     """
     try:
         state = RunState(**json.loads((path / RUN_STATE).read_text()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{path} is no checkpoint of a run ({RUN_STATE} is missing)") from None
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"{path / RUN_STATE} is damaged: {error}") from None
@@ -84,6 +86,9 @@ class Checkpointer:
         self._group = dist.new_group(backend="gloo")
         self._asynchronous = asynchronous
         self._pending: tuple[Future[Any], Path] | None = None
+        if dist.get_rank() == 0:
+            for left_over in [*folder.glob(".step_*.partial"), *folder.glob(".step_*.removed")]:
+                shutil.rmtree(left_over)
 
     def save(self, model: nn.Module, optimizer: KeyedOptimizer, state: RunState) -> None:
         """Must be called on all ranks.  Waits for the save before, if that is not done yet."""
@@ -128,10 +133,19 @@ class Checkpointer:
     def _publish(self, path: Path) -> None:
         if dist.get_rank() != 0:
             return
-        shutil.rmtree(path, ignore_errors=True)  # of an earlier run that stopped after it
+        _remove(path)  # of an earlier attempt that stopped after it
         (self._folder / f".{path.name}.partial").rename(path)
         for old in find_checkpoints(self._folder)[: -self._keep]:
-            shutil.rmtree(old)
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """All at once: a checkpoint half removed must not look like one."""
+    if path.exists():
+        going = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(going, ignore_errors=True)
+        path.rename(going)
+        shutil.rmtree(going)
 
 
 def load_state(path: Path, model: nn.Module, optimizer: KeyedOptimizer) -> None:

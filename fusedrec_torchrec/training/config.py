@@ -88,7 +88,7 @@ class SyntheticConfig:
     dense_features: int = Field(default=8, ge=1)
     """Number of dense features."""
     samples: int = Field(default=2_000_000, ge=1)
-    """Samples in an epoch; held-out samples come after them."""
+    """Number of samples; the last data.held_out of them are held out."""
     click_rate: float = Field(default=0.25, gt=0, lt=1)
     """Share of clicks, about."""
     signal: float = Field(default=1.0, ge=0)
@@ -297,7 +297,7 @@ class TrainConfig:
     eval_every: int = Field(default=0, ge=0)
     """Steps between two evaluations on held-out data; there is always one at the end."""
     eval_batches: int | None = Field(default=None, ge=1)
-    """Most batches of an evaluation; all of the held-out data if none."""
+    """Most batches of an evaluation; all whole batches of the held-out data if none."""
     seed: int = Field(default=0, ge=0, lt=1 << 31)
     """Of the initial weights."""
 

@@ -1,7 +1,6 @@
 """The training of one rank, from the process group to the last evaluation."""
 
 import itertools
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,16 +24,18 @@ from fusedrec_torchrec.training.checkpoint import (
     read_run_state,
 )
 from fusedrec_torchrec.training.config import TrainConfig
-from fusedrec_torchrec.training.logs import RunLog
+from fusedrec_torchrec.training.logs import RunLog, read_log
 from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
-from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates
+from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, set_position
 from fusedrec_torchrec.training.plan_file import write_plan
 from fusedrec_torchrec.training.source import eval_loader, train_loader
 
 __all__ = ["Training"]
 
 DDP_STEPS = 3
+# A counted step tells nothing about speed, so not every step may be one.
+COUNT_APART = 5
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Training:
         self, config: TrainConfig, source: Source, device: torch.device, resume: Path | None
     ) -> None:
         self._config = config
+        self._source = source
         self._device = device
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._is_first = rank == 0
@@ -83,8 +85,6 @@ class Training:
         )
         self._log = None
         if self._is_first:
-            if resume is None:
-                _clear(folder)
             self._log = RunLog(folder, self.step, config.logging.tensorboard)
             (folder / "config.yaml").write_text(to_yaml(config))
             write_plan(folder / "plan.yaml", self.model.plan)
@@ -100,6 +100,8 @@ class Training:
         for _ in range(warm_up):
             self._pipeline.progress(batches)
         load_state(path, self.model, self.optimizer)
+        schedule = self._config.optimizer.schedule
+        set_position(self.optimizer, schedule, self.steps, state.step)
         self._sums.load(state.sums)
         self.step = state.step
 
@@ -109,6 +111,7 @@ class Training:
         stream = self._train_data.read(self.step, self.steps) if self.step < self.steps else None
         result: dict[str, float] = {}
         self._window = _Window()
+        self._next_count = 0
         self._started, self._trained, self._train_seconds = False, 0, 0.0
         with tqdm(
             total=self.steps,
@@ -117,6 +120,10 @@ class Training:
             disable=not self._is_first,
             dynamic_ncols=True,
         ) as bar:
+            logged = self._logged_evaluation()
+            if logged is None and self._evaluation_due():
+                logged = self._evaluate(bar)  # stopped between a checkpoint and its evaluation
+            result = dict(logged or {})
             while self.step < self.steps:
                 stop = self.steps
                 if config.eval_every:
@@ -124,8 +131,6 @@ class Training:
                 assert stream is not None
                 self._train_until(stop, stream, bar)
                 result = self._evaluate(bar)
-        if not result:
-            result = self._evaluate(None)
         self._checkpointer.wait()
         if self._log is not None:
             self._log.close()
@@ -133,6 +138,21 @@ class Training:
             samples = self._trained * config.data.batch_size
             result["samples_per_second"] = samples / self._train_seconds
         return result
+
+    def _evaluation_due(self) -> bool:
+        every = self._config.eval_every
+        return self.step == self.steps or bool(every and self.step and self.step % every == 0)
+
+    def _logged_evaluation(self) -> dict[str, float] | None:
+        """This step's evaluation, if an earlier attempt has logged it; the same on all ranks."""
+        found: list[dict[str, float] | None] = [None]
+        if self._is_first:
+            records = read_log(self._config.logging.directory)
+            last = [r for r in records if r["kind"] == "eval" and r["step"] == self.step]
+            if last:
+                found = [{k: v for k, v in last[-1].items() if isinstance(v, float)}]
+        dist.broadcast_object_list(found)
+        return found[0]
 
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config
@@ -142,7 +162,10 @@ class Training:
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
             typical = start < self.step < stop - 1
-            self._step(segment, count=typical and not self._window.traffic)
+            count = typical and not self._window.traffic and self.step >= self._next_count
+            if count:
+                self._next_count = self.step + COUNT_APART
+            self._step(segment, count)
             self.step += 1
             logs = self.step % config.logging.log_every == 0 or self.step == self.steps
             bar.update()
@@ -200,6 +223,7 @@ class Training:
             step=self.step,
             sums=self._sums.state(),
             config=yaml.safe_load(to_yaml(self._config)),
+            data=self._source.identity,
             world_size=dist.get_world_size(),
         )
         self._checkpointer.save(self.model, self.optimizer, state)
@@ -224,14 +248,6 @@ class Training:
         if bar is not None:
             bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)
         return values
-
-
-def _clear(folder: Path) -> None:
-    """Removes what an earlier run left in the folder."""
-    for name in ("checkpoints", "tensorboard"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("metrics.jsonl", "summary.json", "curves.png"):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _traffic(counter: CollectiveCounter) -> dict[str, float]:

@@ -1,35 +1,33 @@
 """What a rank runs: ``torchrun -m fusedrec_torchrec.training --config configs/tiny.yaml``."""
 
 import argparse
+import contextlib
+import ctypes
 import logging
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from fusedrec_torchrec.config import from_mapping, load_yaml, to_yaml, with_overrides
+from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
-from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.model import check_sharding
+from fusedrec_torchrec.training.run_folder import claim, locked
 from fusedrec_torchrec.training.source import open_source
 from fusedrec_torchrec.training.summary import report
 
-__all__ = ["add_arguments", "check_run", "load_config", "main", "open_checked", "run_rank"]
-
-# What may differ between a run and the run it resumes.
-FREE_TO_CHANGE = {"launch", "logging", "checkpoint", "steps", "epochs", "eval_every"}
-FREE_TO_CHANGE |= {"eval_batches", "sharding", "optimizer"}
-FREE_DATA = {"workers", "criteo", "eval_batch_size"}
+__all__ = ["add_arguments", "load_config", "main", "open_checked", "run_rank"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +61,12 @@ def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
 
 
 def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
-    """Opens the data and finds what can be wrong with a run before any process group exists."""
+    """Opens the data and finds what can be wrong with a run before any process group exists.
+
+    Raises:
+        ValueError: what is wrong, and with which setting.
+    """
+    _check_launch(config.launch)
     if config.data.lanes % ranks:
         raise ValueError(
             f"data.lanes is {config.data.lanes}, must be a multiple of the number of ranks, {ranks}"
@@ -82,69 +85,23 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
     check_sharding(config.sharding, source)
+    left_out = source.left_out
+    if left_out and progress:
+        print("\n".join(left_out), file=sys.stderr)
     return source
 
 
-def check_run(config: TrainConfig, resume: str | None, overwrite: bool) -> Path | None:
-    """The checkpoint to go on from, None for a new run.
-
-    Raises:
-        ValueError: the folder holds another run, or there is nothing to resume, or it does not fit.
-    """
-    folder = config.logging.directory
-    checkpoints = find_checkpoints(folder / "checkpoints")
-    if resume is None:
-        if (folder / "metrics.jsonl").exists() and not overwrite:
-            raise ValueError(
-                f"logging.directory {folder} holds a run already: use --resume to go on with it, "
-                "--overwrite to replace it, or another directory"
-            )
-        return None
-    if resume == "latest":
-        if not checkpoints:
-            raise ValueError(
-                f"nothing to resume: {folder / 'checkpoints'} holds no complete checkpoint "
-                "(checkpoint.every sets how often one is written)"
-            )
-        path = checkpoints[-1]
-    else:
-        path = Path(resume)
-    _refuse_other_run(config, path)
-    return path
+def _check_launch(config: LaunchConfig) -> None:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("launch.device is cuda, but torch finds no CUDA device")
+    if config.backend == "nccl" and _device_type(config) == "cpu":
+        raise ValueError("launch.backend is nccl, which needs CUDA; use gloo or auto on CPU")
 
 
-def _refuse_other_run(config: TrainConfig, path: Path) -> None:
-    now, then = yaml.safe_load(to_yaml(config)), read_run_state(path).config
-    for data in (now, then):
-        for key in FREE_TO_CHANGE:
-            data.pop(key, None)
-        for key in FREE_DATA:
-            data.get("data", {}).pop(key, None)
-    differing = [f"{where} is {new}, was {old}" for where, old, new in _differences(then, now, "")]
-    if differing:
-        raise ValueError(f"{path} is of a different run: {'; '.join(differing)}")
-
-
-def _differences(then: object, now: object, where: str) -> list[tuple[str, object, object]]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        return [
-            difference
-            for key in sorted({*then, *now})
-            for difference in _differences(then.get(key), now.get(key), f"{where}.{key}".strip("."))
-        ]
-    return [] if then == now else [(where, then, now)]
-
-
-def run_rank(config: TrainConfig, resume: str | None, overwrite: bool) -> None:
+def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite: bool) -> None:
     """Trains as one rank of the process group that the environment describes."""
-    torch.set_num_threads(config.launch.threads)
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    source = open_checked(config, world_size, progress=rank == 0)
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    if restarted and find_checkpoints(config.logging.directory / "checkpoints"):
-        resume = "latest"
-    checkpoint = check_run(config, resume, overwrite or restarted)
-    device = _device(config)
+    _die_with_parent()
+    device = _device(config.launch)
     backend = config.launch.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -153,20 +110,52 @@ def run_rank(config: TrainConfig, resume: str | None, overwrite: bool) -> None:
         f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend,
         timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
     try:
-        training = Training(config, source, device, checkpoint)
-        result = training.run()
-        if rank == 0:
-            report(config, result)
+        with contextlib.ExitStack() as stack:
+
+            def claimed() -> Path | None:
+                stack.enter_context(locked(config.logging.directory))
+                return claim(config, source, resume, overwrite, job)
+
+            checkpoint = _on_first_rank(claimed)
+            result = Training(config, source, device, checkpoint).run()
+            if dist.get_rank() == 0:
+                report(config, result)
     finally:
         dist.destroy_process_group()
 
 
-def _device(config: TrainConfig) -> torch.device:
-    kind = config.launch.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
+def _on_first_rank(function: Callable[[], Path | None]) -> Path | None:
+    """What the function returns on rank 0; what it raises there, all ranks raise."""
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = function()
+        except ValueError as error:
+            answer[1] = str(error)
+    dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise ValueError(answer[1])
+    path: Path | None = answer[0]
+    return path
+
+
+def _die_with_parent() -> None:
+    """A rank whose launcher was killed would train on alone."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _device_type(config: LaunchConfig) -> str:
+    if config.device != "auto":
+        return config.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device(config: LaunchConfig) -> torch.device:
+    if _device_type(config) == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
@@ -185,11 +174,14 @@ def main() -> None:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         config = load_config(arguments.config, arguments.set)
+        torch.set_num_threads(config.launch.threads)
+        source = open_checked(config, world_size, progress=rank == 0)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    run_rank(config, arguments.resume, arguments.overwrite)
+    run_rank(config, source, arguments.resume, arguments.overwrite)
 
 
 if __name__ == "__main__":

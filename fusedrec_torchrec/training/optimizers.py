@@ -18,7 +18,7 @@ from fusedrec_torchrec.training.config import (
     ScheduleConfig,
 )
 
-__all__ = ["build_optimizer", "learning_rates", "schedule_stages"]
+__all__ = ["build_optimizer", "learning_rates", "schedule_stages", "set_position"]
 
 FOREVER = 1 << 62
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -81,6 +81,16 @@ def build_optimizer(
             if part.params
         ]
     )
+
+
+def set_position(optimizer: CombinedOptimizer, config: ScheduleConfig, steps: int, at: int) -> None:
+    """Puts the schedule where it is after ``at`` steps, also if it is another than was saved."""
+    stages = schedule_stages(config, steps)
+    stage = sum(stage.max_iters < at for stage in stages)
+    for _, part in optimizer.optimizers:
+        key = next(key for key in part.params if key.startswith("__"))
+        part.state[part.params[key]]["warmup"] = torch.tensor([at, stage])  # type: ignore[index]
+        part.post_load_state_dict()
 
 
 def learning_rates(optimizer: CombinedOptimizer) -> dict[str, float]:

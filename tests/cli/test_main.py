@@ -107,7 +107,7 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     assert main(["profile", str(text), *arguments]) == 0
     again = capsys.readouterr()
     assert again.out == shown.rpartition("coverage curves")[0]
-    assert "left out 1 malformed lines" in again.err
+    assert "malformed lines were left out: 1 wrong number of columns" in again.err
 
 
 def test_profile_of_a_configuration(capsys: Capture) -> None:

@@ -28,6 +28,6 @@ def lines(count: int, seed: int = 0, values: int = 40) -> list[str]:
 
 
 def write(path: Path, content: list[str], end: str = "\n") -> Path:
-    data = "".join(text + end for text in content).encode()
+    data = "".join(text + end for text in content).encode(errors="surrogateescape")
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path

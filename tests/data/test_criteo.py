@@ -52,7 +52,9 @@ def test_hexadecimals_of_any_length_and_case(values: list[int | None]) -> None:
 BAD = {
     "0\t1\t2": "3 columns, must be 40",
     line() + "\textra": "41 columns, must be 40",
-    "": "label is '', must be 0 or 1",
+    "": "1 columns, must be 40",
+    "caf\udce9\tx": "2 columns, must be 40",
+    line(integer="0x1F"): "column int_0 is '0x1F', must be an integer or empty",
     line(label=2): "label is '2', must be 0 or 1",
     line(integer="3.5"): "column int_0 is '3.5', must be an integer or empty",
     line(integer="9" * 30): "column int_0 is",
@@ -83,9 +85,9 @@ def test_malformed_lines_are_skipped_counted_and_reported(tmp_path: Path) -> Non
     assert len(columns) == len(BAD) + 1
     assert columns.labels.all() and (columns.categories == 0x2A).all()
     assert bad_lines.total == len(BAD)
-    assert bad_lines.counts["wrong number of columns"] == 2
-    assert bad_lines.counts["bad label"] == 2
-    assert bad_lines.counts["bad integer"] == 2
+    assert bad_lines.counts["wrong number of columns"] == 4
+    assert bad_lines.counts["bad label"] == 1
+    assert bad_lines.counts["bad integer"] == 3
     assert bad_lines.counts["bad hex"] == 4
     numbers = [int(example.split(":")[1]) for example in bad_lines.examples]
     assert numbers == [2 * i + 2 for i in range(len(BAD))]

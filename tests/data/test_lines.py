@@ -1,6 +1,7 @@
 """Blocks of lines from plain, gzipped, damaged and resumed files."""
 
 import gzip
+import random
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,27 @@ def test_damaged_gzip_says_so(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     path.write_bytes(damaged)
     assert "damaged gzip" in str(list(TextFile(path).blocks())[-1].broken)
+
+
+def test_damage_in_the_middle_leaves_what_comes_before_it(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    content = b"".join(b"%x\n" % generator.getrandbits(64) for _ in range(5000))
+    damaged = bytearray(gzip.compress(content))
+    damaged[len(damaged) // 2 : len(damaged) // 2 + 50] = bytes(50)
+    path = tmp_path / "file.gz"
+    path.write_bytes(damaged)
+    blocks = list(TextFile(path).blocks())
+    assert blocks[-1].broken is not None
+    data = b"".join(block.data for block in blocks)
+    assert data[: len(content) // 3] == content[: len(content) // 3]
+
+
+def test_zeros_after_a_gzip_are_padding(tmp_path: Path) -> None:
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(CONTENT) + bytes(10_000))
+    blocks = list(TextFile(path).blocks())
+    assert b"".join(block.data for block in blocks) == CONTENT
+    assert all(block.broken is None for block in blocks)
 
 
 def test_folders_hold_days_in_their_order(tmp_path: Path) -> None:

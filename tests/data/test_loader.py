@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ class Numbered:
         return sum(self.sizes)
 
     dense_features = 1
+    left_out: ClassVar[list[str]] = []
+    identity: ClassVar[dict[str, object]] = {}
 
     @property
     def table_rows(self) -> dict[str, int]:

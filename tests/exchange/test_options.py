@@ -12,7 +12,7 @@ from fusedrec_torchrec import ExchangeOptions
     [
         ({"input_dist": "fast"}, r"input_dist is 'fast', must be one of \('single_shot', 'exact"),
         ({"extra_features": "drop"}, r"extra_features is 'drop', must be one of \('error', 'ign"),
-        ({"hash_ids": "t1"}, r"hash_ids is the string 't1', must be True, False or a collection"),
+        ({"hash_ids": "t1"}, r"hash_ids is the string 't1', must be True, False or a list"),
         ({"capacity_slack": -0.1}, r"capacity_slack is -0.1, must be in \[0, 10\]"),
     ],
 )

@@ -1,0 +1,160 @@
+"""The folder of a run: who may write into it, and where the run goes on."""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
+from fusedrec_torchrec.training.config import TrainConfig
+
+__all__ = ["check_run", "claim", "locked"]
+
+JOB = ".job"
+# What may differ between a run and the run it resumes.
+FREE_TO_CHANGE = {
+    *("launch", "logging", "checkpoint", "steps", "epochs", "eval_every", "eval_batches"),
+    *("data.workers", "data.criteo", "data.eval_batch_size"),
+    *("sharding.type", "sharding.tables", "sharding.exchange.input_dist"),
+    *("sharding.exchange.extra_features", "sharding.exchange.capacity_slack"),
+    *("optimizer.embedding.learning_rate", "optimizer.embedding.eps"),
+    *("optimizer.dense.learning_rate", "optimizer.schedule"),
+}
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps a second training out of the folder while this one runs.
+
+    Raises:
+        ValueError: the folder cannot be written, or another training has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(f"logging.directory {folder} cannot be written: {error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"logging.directory {folder} is in use by another training that is still running"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def claim(
+    config: TrainConfig, source: Source, resume: str | None, overwrite: bool, job: str | None
+) -> Path | None:
+    """Makes the folder this job's; returns the checkpoint to go on from, None for a new run.
+
+    Ranks that are started again under the same ``job`` go on from the latest checkpoint, whatever
+    the command line says: it was obeyed when the job began.
+    """
+    folder = config.logging.directory
+    marker = folder / JOB
+    again = job is not None and marker.is_file() and marker.read_text() == job
+    if again:
+        checkpoints = find_checkpoints(folder / "checkpoints")
+        path = checkpoints[-1] if checkpoints else None
+    else:
+        path = check_run(config, source, resume, overwrite)
+    if path is None:
+        _clear(folder)
+    elif path.parent.resolve() == (folder / "checkpoints").resolve():
+        _set_aside_after(path)
+    if job is not None:
+        marker.write_text(job)
+    return path
+
+
+def check_run(
+    config: TrainConfig, source: Source, resume: str | None, overwrite: bool
+) -> Path | None:
+    """What ``claim`` will find, without changing anything.
+
+    Raises:
+        ValueError: the folder holds another run, or there is nothing to resume, or it does not fit.
+    """
+    folder = config.logging.directory
+    checkpoints = find_checkpoints(folder / "checkpoints")
+    if resume is None:
+        if (folder / "metrics.jsonl").exists() and not overwrite:
+            raise ValueError(
+                f"logging.directory {folder} holds a run already: use --resume to go on with it, "
+                "--overwrite to replace it, or another directory"
+            )
+        return None
+    if resume == "latest":
+        if not checkpoints:
+            raise ValueError(
+                f"nothing to resume: {folder / 'checkpoints'} holds no complete checkpoint "
+                "(checkpoint.every sets how often one is written)"
+            )
+        path = checkpoints[-1]
+    else:
+        path = Path(resume)
+    _refuse_other_run(config, source, path)
+    return path
+
+
+def _refuse_other_run(config: TrainConfig, source: Source, path: Path) -> None:
+    state = read_run_state(path)
+    now = yaml.safe_load(to_yaml(config))
+    differing = [
+        f"{where} is {new}, was {old}"
+        for where, old, new in _differences(state.config, now, "")
+        if not any(where == free or where.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+    ]
+    if state.data != source.identity:
+        differing.append("the data is not that of the checkpoint")
+    if _replicated(state.config) != _replicated(now):
+        differing.append(
+            "sharding changes between data_parallel and others, whose optimizer state differs"
+        )
+    if differing:
+        raise ValueError(f"{path} is of a different run: {'; '.join(differing)}")
+
+
+def _replicated(config: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Whether tables are data-parallel, and which are exceptions from that."""
+    sharding = config["sharding"]
+    default = sharding["type"] == "data_parallel"
+    tables = sharding["tables"].items()
+    return default, sorted(name for name, kind in tables if (kind == "data_parallel") != default)
+
+
+def _differences(then: Any, now: Any, where: str) -> list[tuple[str, object, object]]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        return [
+            difference
+            for key in sorted({*then, *now})
+            for difference in _differences(then.get(key), now.get(key), f"{where}.{key}".strip("."))
+        ]
+    return [] if then == now else [(where, then, now)]
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier run left."""
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "summary.json", "curves.png"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _set_aside_after(path: Path) -> None:
+    """Renames later checkpoints: they belong to a branch that is left, and are not the latest."""
+    for later in find_checkpoints(path.parent):
+        if int(later.name[5:]) > int(path.name[5:]):
+            target = later.with_name(f"abandoned_{later.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            later.rename(target)
