@@ -87,8 +87,7 @@ class Order:
         if not self.shuffle:
             return None
         share = self.batch_size // self.lanes * self.chunk_sizes(chunk)
-        key = [self.seed << 32 | epoch, 1 << 63 | lane << 40 | chunk]
-        return np.random.Generator(np.random.Philox(key=key)).permutation(share)
+        return _generator(self.seed, epoch, 1 << 63 | lane << 40 | chunk).permutation(share)
 
     def _runs(self, epoch: int, start: int, stop: int) -> Iterator[Piece]:
         """The parts of the permuted blocks between two positions of an epoch's order."""
@@ -107,15 +106,19 @@ class Order:
         return _permuted_blocks(self.first, self.blocks, self.seed, epoch)
 
 
+def _generator(seed: int, epoch: int, place: int) -> np.random.Generator:
+    # As an array: numpy would make floats of a list with a number beyond 2^63, and lose bits.
+    key = np.array([seed << 32 | epoch, place], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
 @lru_cache(8)
 def _permuted_blocks(
     first: int, blocks: tuple[int, ...], seed: int, epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Where each block begins and ends in the epoch's order, and its first sample."""
     sizes = np.array(blocks, dtype=np.int64)
-    order = np.random.Generator(np.random.Philox(key=[seed << 32 | epoch, 0])).permutation(
-        len(sizes)
-    )
+    order = _generator(seed, epoch, 0).permutation(len(sizes))
     ends = np.cumsum(sizes[order])
     firsts = first + (np.cumsum(sizes) - sizes)[order]
     return ends - sizes[order], ends, firsts

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -148,10 +149,19 @@ def _remove(path: Path) -> None:
         shutil.rmtree(going)
 
 
-def load_state(path: Path, model: nn.Module, optimizer: KeyedOptimizer) -> None:
-    """Loads weights and optimizer state; must be called on all ranks."""
+def load_state(
+    path: Path, model: nn.Module, optimizer: KeyedOptimizer, schedule: torch.Tensor
+) -> None:
+    """Loads weights and optimizer state; must be called on all ranks.
+
+    ``schedule`` replaces the saved position in the learning-rate schedule, which may be another
+    one now.
+    """
     tensors = _tensors(model, optimizer)
     load(tensors, checkpoint_id=path)
+    for key, state in tensors["optimizer"]["state"].items():
+        if key.startswith("__"):
+            state["warmup"] = schedule.clone()
     model.load_state_dict(tensors["model"])
     optimizer.load_state_dict(tensors["optimizer"])
 

@@ -39,7 +39,7 @@ def _fill(
     bound = rows**-0.5
     stop = first + shard.size(0)
     for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)):
-        key = [seed, zlib.crc32(name.encode()) << 32 | block]
+        key = np.array([seed, zlib.crc32(name.encode()) << 32 | block], dtype=np.uint64)
         generator = np.random.Generator(np.random.Philox(key=key))
         values = torch.from_numpy(generator.random((BLOCK_ROWS, dim), dtype=np.float32))
         values = values.mul_(2 * bound).sub_(bound)

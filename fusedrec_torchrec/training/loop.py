@@ -27,14 +27,13 @@ from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import RunLog, read_log
 from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
-from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, set_position
+from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, schedule_position
 from fusedrec_torchrec.training.plan_file import write_plan
 from fusedrec_torchrec.training.source import eval_loader, train_loader
 
 __all__ = ["Training"]
 
 DDP_STEPS = 3
-# A counted step tells nothing about speed, so not every step may be one.
 COUNT_APART = 5
 
 
@@ -99,9 +98,8 @@ class Training:
         self.model.train()
         for _ in range(warm_up):
             self._pipeline.progress(batches)
-        load_state(path, self.model, self.optimizer)
-        schedule = self._config.optimizer.schedule
-        set_position(self.optimizer, schedule, self.steps, state.step)
+        schedule = schedule_position(self._config.optimizer.schedule, self.steps, state.step)
+        load_state(path, self.model, self.optimizer, schedule)
         self._sums.load(state.sums)
         self.step = state.step
 
@@ -162,7 +160,9 @@ class Training:
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
             typical = start < self.step < stop - 1
-            count = typical and not self._window.traffic and self.step >= self._next_count
+            # A counted step tells nothing about speed, so not every step may be one.
+            rare = config.logging.log_every >= COUNT_APART or self.step >= self._next_count
+            count = typical and rare and not self._window.traffic
             if count:
                 self._next_count = self.step + COUNT_APART
             self._step(segment, count)

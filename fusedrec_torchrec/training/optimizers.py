@@ -18,7 +18,7 @@ from fusedrec_torchrec.training.config import (
     ScheduleConfig,
 )
 
-__all__ = ["build_optimizer", "learning_rates", "schedule_stages", "set_position"]
+__all__ = ["build_optimizer", "learning_rates", "schedule_position", "schedule_stages"]
 
 FOREVER = 1 << 62
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -83,14 +83,9 @@ def build_optimizer(
     )
 
 
-def set_position(optimizer: CombinedOptimizer, config: ScheduleConfig, steps: int, at: int) -> None:
-    """Puts the schedule where it is after ``at`` steps, also if it is another than was saved."""
-    stages = schedule_stages(config, steps)
-    stage = sum(stage.max_iters < at for stage in stages)
-    for _, part in optimizer.optimizers:
-        key = next(key for key in part.params if key.startswith("__"))
-        part.state[part.params[key]]["warmup"] = torch.tensor([at, stage])  # type: ignore[index]
-        part.post_load_state_dict()
+def schedule_position(config: ScheduleConfig, steps: int, at: int) -> torch.Tensor:
+    """TorchRec's state of a schedule after ``at`` steps: step and stage."""
+    return torch.tensor([at, sum(stage.max_iters < at for stage in schedule_stages(config, steps))])
 
 
 def learning_rates(optimizer: CombinedOptimizer) -> dict[str, float]:

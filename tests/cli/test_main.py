@@ -2,12 +2,14 @@
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.config import options
+from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from tests.cli.command import ROOT, fusedrec
@@ -51,6 +53,11 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: Capture) -> No
         (["launch.ranks=3"], "data.lanes is 8, must be a multiple of the number of ranks, 3"),
         (["sharding.tables.movie=row_wise"], "sharding.tables names 'movie', which is no table"),
         (["data.synthetic.samples=1000"], "900 training samples do not fill one batch"),
+        (["launch.device=cuda"], "launch.device is cuda, but torch finds no CUDA device"),
+        (["launch.backend=nccl"], "launch.backend is nccl, which needs CUDA"),
+        (["logging.directory=/dev/null/run"], "logging.directory /dev/null/run cannot be written"),
+        (["model.dense_arch.0.x=1"], "'0' holds a value, not a section"),
+        (["launch.nodes=2", "launch.rendezvous=a:1"], "--overwrite is for one machine"),
         (["data.held_out=0.0001"], "90 held-out samples do not fill one evaluation batch"),
         (
             ["tables=[]", "data.source=criteo", "data.criteo={files: [no.tsv], prepared: x}"],
@@ -72,7 +79,8 @@ def test_what_cannot_run_is_exit_code_2_before_any_process_starts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fusedrec_torchrec.cli.train.launch", lambda *_: pytest.fail("launched"))
     settings = [argument for override in overrides for argument in ("--set", override)]
-    assert main(["train", "--config", str(ROOT / "configs" / "tiny.yaml"), *settings]) == 2
+    config = str(ROOT / "configs" / "tiny.yaml")
+    assert main(["train", "--config", config, "--overwrite", *settings]) == 2
     error = capsys.readouterr().err
     assert error.startswith("fusedrec train: ") and problem in error
 
@@ -100,6 +108,16 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(figures.read_text())
     assert found["accesses"] == 900 * 26 and found["samples"] == 900
+    ids = PreparedData.open(out).read(0, 900).ids.reshape(26, 9, 100)
+    distinct = [[len(set(batch)) for batch in table] for table in ids.tolist()]
+    assert found["distinct_in_a_batch"] == pytest.approx(sum(map(sum, distinct)) / (900 * 26))
+    last = found["tables"][25]
+    counts = sorted(Counter(ids[25].ravel().tolist()).values(), reverse=True)
+    assert last["distinct_in_a_batch"] == pytest.approx(sum(distinct[25]) / 9)
+    assert [count for _, count in last["top_rows"]] == counts[:3]
+    assert last["top_1_percent"] == pytest.approx(counts[0] / 900)
+    most = next(n for n in range(len(counts)) if sum(counts[:n]) >= 810)
+    assert last["rows_for_90_percent"] == most
 
     assert main(["profile", str(text), "--batch-size", "100", "--quiet"]) == 2
     capsys.readouterr()
@@ -108,6 +126,24 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     again = capsys.readouterr()
     assert again.out == shown.rpartition("coverage curves")[0]
     assert "malformed lines were left out: 1 wrong number of columns" in again.err
+
+
+def test_paths_that_cannot_be_written_are_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
+    config = str(ROOT / "configs" / "tiny.yaml")
+    target = str(tmp_path / "no" / "x.json")
+    assert main(["profile", config, "--samples", "5000", "--quiet", "--json", target]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+    text = write(tmp_path / "a.tsv", lines(10))
+    assert main(["prepare", str(text), "--output", str(text), "--quiet"]) == 2
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fusedrec_torchrec.cli.version.run", interrupted)
+    assert main(["version"]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_profile_of_a_configuration(capsys: Capture) -> None:
@@ -121,6 +157,10 @@ def test_inspect_says_what_it_knows(tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 2
     assert "holds nothing that inspect knows" in capsys.readouterr().err
+    for text in ("plan: {a: {b: 1}}", "\x80"):
+        (tmp_path / "x.yaml").write_bytes(text.encode("latin-1"))
+        assert main(["inspect", str(tmp_path / "x.yaml")]) == 2
+        assert "x.yaml is" in capsys.readouterr().err
     (tmp_path / "x.yaml").write_text("a: 1")
     assert main(["inspect", str(tmp_path / "x.yaml")]) == 2
     assert "is no plan file" in capsys.readouterr().err

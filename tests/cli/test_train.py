@@ -1,9 +1,12 @@
 """Whole runs from the command line, with real launchers and real files."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,57 @@ def test_a_failing_run_is_exit_code_1_with_its_reason(tmp_path: Path) -> None:
     done = fusedrec("train", "--config", path, "--set", bad)
     assert done.returncode == 1
     assert "the training loss is nan at step" in done.stderr.splitlines()[-1]
+
+
+def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fusedrec_torchrec.cli.main", "train", "--config", str(path)]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(child) for child in children.split()]
+
+
+def test_a_killed_rank_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    long = {"steps": 300, "eval_every": 100, "checkpoint": {"every": 20}}
+    path = config(tmp_path, launch={"max_restarts": 1}, **long)
+    process = start(path, "--overwrite")
+    wait_for(tmp_path / "run" / "checkpoints" / "step_00000020", process)
+    os.kill(ranks_of(process)[-1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert fusedrec("train", "--config", config(alone, **long)).returncode == 0
+    assert records(alone) == records(tmp_path)
+
+
+def test_interrupting_is_exit_code_130_and_leaves_no_rank(tmp_path: Path) -> None:
+    process = start(config(tmp_path, steps=100_000, checkpoint={"every": 10}))
+    wait_for(tmp_path / "run" / "checkpoints" / "step_00000010", process)
+    ranks = ranks_of(process)
+    second = fusedrec("train", "--config", tmp_path / "config.yaml", "--resume")
+    assert second.returncode == 2 and "in use by another training" in second.stderr
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "fusedrec train: stopped by SIGINT"
+    assert ranks and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 def test_plain_torchrun_trains_on_criteo_text(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ BAD = {
     "": "1 columns, must be 40",
     "caf\udce9\tx": "2 columns, must be 40",
     line(integer="0x1F"): "column int_0 is '0x1F', must be an integer or empty",
+    line(label=-1): "label is '-1', must be 0 or 1",
     line(label=2): "label is '2', must be 0 or 1",
     line(integer="3.5"): "column int_0 is '3.5', must be an integer or empty",
     line(integer="9" * 30): "column int_0 is",
@@ -86,11 +87,21 @@ def test_malformed_lines_are_skipped_counted_and_reported(tmp_path: Path) -> Non
     assert columns.labels.all() and (columns.categories == 0x2A).all()
     assert bad_lines.total == len(BAD)
     assert bad_lines.counts["wrong number of columns"] == 4
-    assert bad_lines.counts["bad label"] == 1
+    assert bad_lines.counts["bad label"] == 2
     assert bad_lines.counts["bad integer"] == 3
     assert bad_lines.counts["bad hex"] == 4
     numbers = [int(example.split(":")[1]) for example in bad_lines.examples]
     assert numbers == [2 * i + 2 for i in range(len(BAD))]
+
+
+def test_good_lines_beside_a_bad_integer_keep_their_values(tmp_path: Path) -> None:
+    content = [*lines(50), line(integer="-2")]
+    bad_lines = BadLines("skip")
+    mixed = read_all(write(tmp_path / "m", [*content, line(integer="x")]), bad_lines)
+    alone = read_all(write(tmp_path / "a", content), BadLines())
+    assert bad_lines.total == 1
+    assert (mixed.integers == alone.integers).all() and (mixed.integers < 0).any()
+    assert (mixed.missing_integers == alone.missing_integers).all()
 
 
 def test_a_truncated_gzip_is_a_bad_line(tmp_path: Path) -> None:

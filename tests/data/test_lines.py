@@ -98,9 +98,11 @@ def test_zeros_after_a_gzip_are_padding(tmp_path: Path) -> None:
 
 
 def test_folders_hold_days_in_their_order(tmp_path: Path) -> None:
-    for name in ("day_10", "day_2.gz", "day_1", "notes.md"):
+    for name in ("day_10", "day_2.gz", "day_1", "notes.md", "a.tsv", "b.txt", "c.csv"):
         (tmp_path / name).write_text("x")
-    assert [file.path.name for file in find_files([tmp_path])] == ["day_1", "day_2.gz", "day_10"]
+    assert [file.path.name for file in find_files([tmp_path])] == [
+        *("a.tsv", "b.txt", "c.csv", "day_1", "day_2.gz", "day_10"),
+    ]
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
@@ -109,6 +111,9 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.tsv").touch()
     with pytest.raises(ValueError, match=r"data file .*empty\.tsv is empty"):
         find_files([tmp_path / "empty.tsv"])
+    (tmp_path / "full.tsv").write_text("x")
+    with pytest.raises(ValueError, match=r"empty\.tsv is empty"):
+        find_files([tmp_path / "full.tsv", tmp_path / "empty.tsv"])
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="holds no data files"):
         find_files([tmp_path / "folder"])

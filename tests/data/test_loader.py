@@ -1,5 +1,6 @@
 """Batches: every sample once, the same for any number of ranks, from any position, in processes."""
 
+import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torchrec.datasets.utils import Batch
 
 from fusedrec_torchrec.data.loader import Loader, split
+from fusedrec_torchrec.data.order import Order
 from fusedrec_torchrec.data.samples import Samples
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 
@@ -148,14 +150,57 @@ def test_epochs_are_shuffled_anew_and_seeds_matter() -> None:
     assert len({tuple(row) for row in (order - order.min(axis=1, keepdims=True))}) == 3
 
 
+def test_a_part_of_the_source_is_read_and_nothing_else() -> None:
+    for first, count in ((0, 135), (60, 70), (101, 49)):
+        part = Loader(
+            Numbered((40, 40, 40, 30)),
+            (first, count),
+            batch_size=12,
+            lanes=4,
+            rank=0,
+            world_size=1,
+            shuffle=True,
+        )
+        seen = {n for batch in part.read(0, part.batches) for n in numbers(batch)}
+        assert seen <= set(range(first, first + count)) and len(seen) == count // 12 * 12
+
+
+def test_every_kind_of_shuffling_depends_on_epoch_seed_and_place() -> None:
+    def order(seed: int = 0) -> Order:
+        return Order(
+            first=0,
+            blocks=(10,) * 40,
+            batch_size=40,
+            lanes=2,
+            chunk_batches=2,
+            shuffle=True,
+            seed=seed,
+        )
+
+    def permutation(seed: int, *place: int) -> tuple[int, ...]:
+        found = order(seed).permutation(*place)
+        assert found is not None
+        return tuple(found.tolist())
+
+    places = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
+    assert len({permutation(*place) for place in places}) == 5
+    blocks = [tuple(order(s).pieces(e, 0, 0)) for s, e in ((0, 0), (1, 0), (0, 1))]
+    assert len(set(blocks)) == 3
+    assert [piece.start for piece in blocks[0]] != sorted(piece.start for piece in blocks[0])
+
+
 def test_endless_reading_and_waiting_time() -> None:
     batches = loader(Numbered((100,)))
     assert len(list(islice(batches.read(0), 50))) == 50
-    assert batches.waited > 0
+    begun = time.perf_counter()
+    before = batches.waited
+    list(islice(batches.read(0), 50))
+    assert 0 < batches.waited - before <= time.perf_counter() - begun
 
 
 def test_split_keeps_the_end_for_evaluation() -> None:
     assert split(Numbered((100, 50)), 0.1) == ((0, 135), (135, 15))
+    assert split(Numbered((100, 57)), 0.1) == ((0, 141), (141, 16))
     held_out = Loader(
         Numbered((100, 50)),
         (135, 15),

@@ -83,6 +83,7 @@ def test_any_source_reads_the_same_in_any_pieces(tmp_path: Path) -> None:
     for start, stop in ((0, 1), (63, 65), (10, 499), (128, 192), (499, 500)):
         part = data.read(start, stop)
         assert (part.dense == whole.dense[start:stop]).all()
+        assert part.labels.tolist() == whole.labels[start:stop].tolist()
         assert (part.ids.reshape(26, -1) == whole.ids.reshape(26, -1)[:, start:stop]).all()
 
 
@@ -135,6 +136,26 @@ def test_a_stopped_preparation_goes_on(
     assert parsed < 599 or stop_at <= 3  # text that was read is not parsed again
 
 
+def test_an_unfinished_preparation_keeps_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a", [*lines(100), "bad"])
+    skip = PrepareOptions(on_bad_line="skip")
+
+    def stopped(*_: Any) -> int:
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "build_vocabulary", stopped)
+        with pytest.raises(StoppedError):
+            prepare([path], tmp_path / "out", skip, progress=False)
+    with pytest.raises(ValueError, match="an unfinished preparation with other options"):
+        prepare([path], tmp_path / "out", PrepareOptions(min_count=2), progress=False)
+    with pytest.raises(ValueError, match=r"a:101: .*left out when on_bad_line was 'skip'"):
+        prepare([path], tmp_path / "out", PrepareOptions(), progress=False)
+    assert prepare([path], tmp_path / "out", skip, progress=False).samples == 100
+
+
 def test_preparing_again_returns_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a", lines(100))
     first = prepare([path], tmp_path / "out", SMALL, progress=False)
@@ -147,7 +168,11 @@ def test_other_files_options_or_contents_are_refused(tmp_path: Path) -> None:
     prepare([path], tmp_path / "out", SMALL, progress=False)
     with pytest.raises(ValueError, match=r"holds prepared data with other options.*min_count"):
         prepare([path], tmp_path / "out", PrepareOptions(min_count=2), progress=False)
-    write(path, lines(101))
+    for changed in ({"max_rows": 9}, {"dense_transform": "none"}):
+        options = PrepareOptions(part_rows=200, group_rows=64, **changed)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="with other options"):
+            prepare([path], tmp_path / "out", options, progress=False)
+    write(path, lines(100)[::-1])  # another text of the same size
     with pytest.raises(ValueError, match="with other sources"):
         prepare([path], tmp_path / "out", SMALL, progress=False)
     (tmp_path / "photos").mkdir()
@@ -201,7 +226,8 @@ def test_damaged_prepared_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("min_count", 0), ("part_rows", 0), ("memory_mb", 0), ("max_rows", 2)]
+    ("option", "value"),
+    [("min_count", 0), ("part_rows", 0), ("group_rows", 0), ("memory_mb", 0), ("max_rows", 2)],
 )
 def test_options_out_of_range_are_named(option: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{option} is {value}, must be"):

@@ -99,5 +99,25 @@ def test_the_planted_model_predicts_clicks_and_noise_does_not() -> None:
         assert float(probability.mean()) == pytest.approx(float(labels.float().mean()), abs=0.01)
 
 
+def test_the_hot_set_moves_by_exactly_the_drift() -> None:
+    table = SyntheticTable(name="t", rows=997, zipf=2.0, drift=10.0)
+    source = SyntheticData([table], 1, 100_000)
+    still = SyntheticData([SyntheticTable(name="t", rows=997, zipf=2.0)], 1, 100_000)
+    hottest = int(np.bincount(still.read(0, 1000).ids).argmax())
+    second = int(np.bincount(still.read(0, 1000).ids, minlength=997).argsort()[-2])
+    # After 50,000 samples rank r stands where rank r + 500 stood.
+    step = (second - hottest) % 997
+    moved = int(np.bincount(source.read(50_000, 50_050).ids, minlength=997).argmax())
+    assert moved == (hottest + 500 * step) % 997
+
+
+def test_samples_and_ids_of_a_bag_do_not_repeat() -> None:
+    source = SyntheticData([SyntheticTable(name="t", rows=10**6, pooling=5, zipf=0)], 3, 9000)
+    samples = source.read(0, 9000)
+    assert len(np.unique(samples.dense, axis=0)) == 9000
+    assert len(np.unique(samples.ids)) > 0.95 * len(samples.ids)
+    assert source.blocks.sum() == 9000
+
+
 def test_one_hot_data_has_no_lengths() -> None:
     assert data(tables=TABLES[:1]).read(0, 10).lengths is None

@@ -38,7 +38,8 @@ def test_any_sharding_on_any_ranks_starts_from_the_same_weights(
     clusters: Callable[[int], Cluster], tmp_path: Path
 ) -> None:
     data = small(tmp_path)
-    data["tables"][1]["rows"] = 9001  # more than one block of rows
+    for table in data["tables"][:2]:
+        table["rows"] = 9001  # more than one block of rows
     data["model"] = {"embedding_dim": 128, "dense_arch": [128], "over_arch": [4, 1]}
     reference = clusters(1).run(weights, data)[0]
     for name, value in reference.items():
@@ -46,6 +47,10 @@ def test_any_sharding_on_any_ranks_starts_from_the_same_weights(
         assert value.abs().max() <= bound and value.abs().max() > 0.98 * bound, name
         assert value.mean().abs() < 0.05 * bound
         assert len(value.unique()) > 0.9 * min(value.numel(), 2**20)
+    for block in range(4096, 9001, 4096):  # no block of rows repeats another
+        for name in ("a", "b"):
+            table = reference[name]
+            assert not torch.equal(table[block : block + 50], table[:50])
     assert not torch.equal(reference["a"][:50], reference["c"][:50])
     for ranks, sharding in ((2, "fused_row_wise"), (4, "row_wise"), (2, "column_wise")):
         found = clusters(ranks).run(weights, {**data, "sharding": {"type": sharding}})[0]

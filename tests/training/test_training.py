@@ -173,6 +173,86 @@ def initial(data: dict[str, Any]) -> dict[str, torch.Tensor]:
     return whole_state(Training(config, open_source(config), CPU, None))
 
 
+def test_a_changed_schedule_takes_effect_on_resume(cluster_2: Cluster, tmp_path: Path) -> None:
+    """Also when the saved position is in a stage that the new schedule does not have."""
+    run = small(tmp_path, checkpoint={"every": 18}, eval_every=0)
+    cluster_2.run(train, run)
+    saved = str(tmp_path / "checkpoints" / "step_00000018")
+    for schedule, expected in (
+        ({}, 0.1),
+        ({"decay_start": 20, "decay_end": 30, "decay_factor": 0.0}, 0.1 * (1 - 4 / 10)),
+        ({"warmup_steps": 5}, 0.1),
+    ):
+        run["optimizer"] = {"schedule": schedule}
+        cluster_2.run(train, run, saved)
+        last = [record for record in log(tmp_path) if record["kind"] == "train"][-1]
+        assert last["step"] == 24
+        assert last["learning_rate_tables"] == pytest.approx(expected), schedule
+
+
+def test_a_record_is_about_its_own_steps(cluster_2: Cluster, tmp_path: Path) -> None:
+    data = small(tmp_path, steps=10, eval_every=0)
+    source = open_source(from_mapping(TrainConfig, data))
+    cluster_2.run(train, data)
+    first, second = (r["click_rate"] for r in log(tmp_path) if r["kind"] == "train")
+    assert first == pytest.approx(source.read(0, 640).labels.mean())
+    assert second == pytest.approx(source.read(640, 1280).labels.mean())
+
+
+def test_evaluations_have_the_batches_asked_for(cluster_2: Cluster, tmp_path: Path) -> None:
+    """2,000 samples are held out: 15 whole batches of 128."""
+    for batches, samples in ((4, 512), (None, 15 * 128), (99, 15 * 128)):
+        data = small(tmp_path, steps=5, eval_every=0, eval_batches=batches)
+        source = open_source(from_mapping(TrainConfig, data))
+        result = cluster_2.run(train, data)[0]["result"]
+        expected = source.read(18_000, 18_000 + samples).labels.mean()
+        assert result["click_rate"] == pytest.approx(expected)
+
+
+def steps_and_dense_weights(data: dict[str, Any]) -> tuple[int, torch.Tensor]:
+    config = from_mapping(TrainConfig, data)
+    training = Training(config, open_source(config), CPU, None)
+    weights = [p for key, p in training.model.named_parameters() if "dense_arch" in key]
+    return training.steps, weights[0].detach().clone()
+
+
+def test_epochs_and_seed_have_their_effect(cluster_1: Cluster, tmp_path: Path) -> None:
+    (steps, weights), *_ = cluster_1.run(
+        steps_and_dense_weights, small(tmp_path, steps=None, epochs=2)
+    )
+    assert steps == 2 * (18_000 // 128)
+    (_, others), *_ = cluster_1.run(steps_and_dense_weights, small(tmp_path, seed=1))
+    assert not torch.equal(weights, others)
+
+
+def test_a_finished_run_is_not_evaluated_twice(cluster_2: Cluster, tmp_path: Path) -> None:
+    data = small(tmp_path, checkpoint={"every": 12})
+    first = cluster_2.run(train, data)[0]["result"]
+    records = log(tmp_path)
+    last = str(tmp_path / "checkpoints" / "step_00000024")
+    again = cluster_2.run(train, data, last)[0]["result"]
+    assert log(tmp_path) == records
+    assert again["auc"] == first["auc"]
+    # Stopped between a checkpoint and its evaluation, it is made up for.
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:-1]))
+    cluster_2.run(train, data, last)
+    assert log(tmp_path) == records
+
+
+def test_throughput_is_known_even_when_every_step_is_logged(
+    cluster_2: Cluster, tmp_path: Path
+) -> None:
+    data = small(tmp_path, eval_every=0)
+    data["logging"]["log_every"] = 1
+    cluster_2.run(train, data)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    training = [record for record in records if record["kind"] == "train"]
+    assert len(training) == 24
+    assert sum("samples_per_second" in record for record in training) >= 18
+    assert 3 <= sum("collectives_per_step" in record for record in training) <= 6
+
+
 def error_of_nan(data: dict[str, Any]) -> str:
     try:
         train(data)
