@@ -1,6 +1,6 @@
 """``fusedrec``: one subcommand a file.
 
-Exit codes: 0 done; 1 a run failed; 2 wrong usage, configuration or data; 130 interrupted.
+Exit codes: 0 done; 1 a run failed; 2 wrong usage, configuration, paths or data; 130 interrupted.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fusedrec",
         description="Fused, deduplicated embedding sharding for TorchRec.",
-        epilog="Exit codes: 0 done, 1 a run failed, 2 wrong usage, configuration or data, "
+        epilog="Exit codes: 0 done, 1 a run failed, 2 wrong usage, configuration, paths or data, "
         "130 interrupted.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

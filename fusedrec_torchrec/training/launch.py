@@ -28,6 +28,10 @@ def launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
             f"--rdzv-endpoint={config.rendezvous}",
             f"--rdzv-id={config.job}",
         ]
+        if least < config.nodes:
+            # Otherwise torch tells the store's address to the machines of the first round only,
+            # and one that comes later waits for it in vain (seen with torch 2.13).
+            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     parsed = torchrun.parse_args([*command, "-m", "fusedrec_torchrec.training", *arguments])
     sys.stdout.flush()
