@@ -28,10 +28,10 @@ def launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
             f"--rdzv-endpoint={config.rendezvous}",
             f"--rdzv-id={config.job}",
         ]
-        if least < config.nodes:
-            # Otherwise torch tells the store's address to the machines of the first round only,
-            # and one that comes later waits for it in vain (seen with torch 2.13).
-            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if config.max_restarts or least < config.nodes:
+        # Otherwise torch keeps one store for all rounds (seen with 2.13): ranks may find addresses
+        # of the round before in it, and a machine that comes later waits in vain.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     parsed = torchrun.parse_args([*command, "-m", "fusedrec_torchrec.training", *arguments])
     sys.stdout.flush()
