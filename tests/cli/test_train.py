@@ -237,6 +237,7 @@ def test_kubernetes_job_is_valid_and_runs_the_training() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["movielens_like", "criteo_kaggle"])
 def test_ready_configurations_run(tmp_path: Path, name: str) -> None:
     settings = [f"logging.directory={tmp_path / 'run'}", "steps=12", "eval_every=6"]
