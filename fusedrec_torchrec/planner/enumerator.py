@@ -82,6 +82,12 @@ class FusedEnumerator(EmbeddingEnumerator):
     def _filter_sharding_types(
         self, name: str, allowed_sharding_types: list[str], sharder_key: str = ""
     ) -> list[str]:
+        constraints = (self._constraints or {}).get(name)
+        asked = (constraints and constraints.sharding_types) or []
+        row_wise = ShardingType.ROW_WISE.value
+        if row_wise in asked and row_wise not in allowed_sharding_types:
+            # TorchRec's sharders do not offer it on CPU, where it works, too.
+            allowed_sharding_types = [*allowed_sharding_types, row_wise]
         types = super()._filter_sharding_types(name, allowed_sharding_types, sharder_key)
         if name in self._cannot_be_fused and types != [FUSED]:  # if asked for, it is an error
             types = [t for t in types if t != FUSED]

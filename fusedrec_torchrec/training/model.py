@@ -6,8 +6,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
-from torchrec.distributed.sharding_plan import row_wise
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -31,7 +30,7 @@ FUSED_OPTIMIZERS = {
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "sgd": EmbOptimType.EXACT_SGD,
 }
-MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]  # those the device has
+MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
 
 
 def build_model(config: ModelConfig, source: Source, device: torch.device) -> DLRMTrain:
@@ -104,7 +103,6 @@ def shard_model(
         },
     )
     plan: ShardingPlan = planner.collective_plan(model, sharders, group)
-    _put_row_wise(plan, model, config.sharding, sharders[0], device)
     sharded = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(group),
@@ -126,30 +124,9 @@ def _fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
     return params
 
 
-def _put_row_wise(
-    plan: ShardingPlan,
-    model: DLRMTrain,
-    config: ShardingConfig,
-    sharder: ModuleSharder[EmbeddingBagCollection],
-    device: torch.device,
-) -> None:
-    """TorchRec's planner has no row_wise on CPU; it leaves nothing to plan, so write it down."""
-    for path, tables in plan.plan.items():
-        bags = model.get_submodule(path).embedding_bags
-        for name in list(tables):  # type: ignore[call-overload]
-            if config.tables.get(name, config.type) == "row_wise":
-                generate = row_wise(compute_kernel="fused")
-                weight = bags[name].weight  # type: ignore[index,union-attr]
-                tables[name] = generate(  # type: ignore[index]
-                    weight, get_local_size(), dist.get_world_size(), device.type, sharder
-                )
-
-
 def _constraints(sharding_type: str, device: torch.device) -> ParameterConstraints:
     if sharding_type == "data_parallel":
         return ParameterConstraints(sharding_types=["data_parallel"], compute_kernels=["dense"])
     kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
-    if sharding_type == "row_wise":
-        sharding_type = FUSED  # a place holder with shards of the same size
     types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
     return ParameterConstraints(sharding_types=types, compute_kernels=kernels)

@@ -339,6 +339,26 @@ def test_collective_plan_is_the_same_on_all_ranks_and_shards(cluster_2: Cluster)
     assert shape_0 == shape_1 == [(150_000, 16)]
 
 
+def test_row_wise_is_planned_on_cpu_when_it_is_asked_for() -> None:
+    tables = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=8, feature_names=[name]
+            )
+            for name, rows in ROWS.items()
+        ],
+        device=torch.device("meta"),
+    )
+    asked = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    planner = fr.FusedShardingPlanner(
+        topology=Topology(world_size=2, compute_device="cpu"), constraints={"b": asked}
+    )
+    planned: Any = planner.plan(tables, fr.fused_sharders()).plan[""]
+    assert planned["b"].sharding_type == "row_wise"
+    assert [shard.shard_sizes for shard in planned["b"].sharding_spec.shards] == [[2500, 8]] * 2
+    assert "row_wise" not in {planned["a"].sharding_type, planned["c"].sharding_type}
+
+
 def error_of_collective_plan() -> str:
     """Rank 0 cannot plan: the tables fit nowhere."""
     tables = EmbeddingBagCollection(
