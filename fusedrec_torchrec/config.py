@@ -21,7 +21,16 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-__all__ = ["Option", "from_mapping", "load_yaml", "options", "section", "to_yaml", "with_overrides"]
+__all__ = [
+    "Option",
+    "from_mapping",
+    "load_yaml",
+    "options",
+    "section",
+    "to_mapping",
+    "to_yaml",
+    "with_overrides",
+]
 
 T = TypeVar("T")
 
@@ -150,9 +159,7 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
     """All settings of the tree ``cls``, in the order of their definition."""
     for field in dataclasses.fields(cls):
         path = prefix + field.name
-        info = field.default if isinstance(field.default, FieldInfo) else None
-        if is_pydantic_dataclass(cls):
-            info = cls.__pydantic_fields__[field.name]
+        info = cls.__pydantic_fields__[field.name] if is_pydantic_dataclass(cls) else None
         description = " ".join(((info and info.description) or _described(cls, field.name)).split())
         inner = _section_in(field.type)
         if inner is not None and inner is field.type:
@@ -173,10 +180,10 @@ def _described(cls: Any, name: str) -> str:
 def _type_name(kind: Any) -> str:
     if isinstance(kind, type) and not get_args(kind):
         return kind.__name__
-    text = str(kind).replace("typing.", "").replace("collections.abc.", "")
-    if text.startswith("Literal["):
-        return " | ".join(str(arg) for arg in get_args(kind))
-    return re.sub(r"\b(\w+\.)+(?=\w)", "", text)  # names without their modules
+    text = re.sub(r"\b(\w+\.)+(?=\w)", "", str(kind))  # names without their modules
+    return re.sub(
+        r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " | "), text
+    )
 
 
 def _default(field: Any, info: FieldInfo | None) -> str:
@@ -191,7 +198,12 @@ def _default(field: Any, info: FieldInfo | None) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The whole tree as plain data; ``from_mapping`` makes an equal tree of it."""
+    data: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
+    return data
+
+
 def to_yaml(config: Any) -> str:
     """The whole tree as YAML; reading it back gives an equal tree."""
-    data = TypeAdapter(type(config)).dump_python(config, mode="json")
-    return yaml.safe_dump(data, sort_keys=False)
+    return yaml.safe_dump(to_mapping(config), sort_keys=False)

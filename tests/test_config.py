@@ -164,7 +164,10 @@ def test_there_is_a_configuration_for_each_purpose() -> None:
             "tables must be left out: Criteo data brings its own",
         ),
         ({"sharding": {"type": "rowwise"}}, "sharding.type is 'rowwise': it should be"),
-        ({"sharding": {"tables": {"a": "x"}}}, "tables.a is 'x', must be one of fused_row_wise"),
+        (
+            {"sharding": {"tables": {"a": "x"}}},
+            "sharding.tables.a is 'x': it should be 'fused_row_wise'",
+        ),
         ({"sharding": {"exchange": {"input_dist": "x"}}}, "input_dist is 'x', must be one of"),
         ({"sharding": {"exchange": {"slack": 1}}}, "sharding.exchange.slack is unknown"),
         (

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
 from fusedrec_torchrec.collectives import CollectiveCounter
-from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
@@ -222,7 +221,7 @@ class Training:
         state = RunState(
             step=self.step,
             sums=self._sums.state(),
-            config=yaml.safe_load(to_yaml(self._config)),
+            config=to_mapping(self._config),
             data=self._source.identity,
             world_size=dist.get_world_size(),
         )

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.config import to_mapping
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
@@ -109,7 +107,7 @@ def check_run(
 
 def _refuse_other_run(config: TrainConfig, source: Source, path: Path) -> None:
     state = read_run_state(path)
-    now = yaml.safe_load(to_yaml(config))
+    now = to_mapping(config)
     differing = [
         f"{where} is {new}, was {old}"
         for where, old, new in _differences(state.config, now, "")
