@@ -106,7 +106,6 @@ class Training:
         """Trains to the last step; returns the last evaluation, and throughput over the run."""
         config = self._config
         stream = self._train_data.read(self.step, self.steps) if self.step < self.steps else None
-        result: dict[str, float] = {}
         self._window = _Window()
         self._next_count = 0
         self._started, self._trained, self._train_seconds = False, 0, 0.0
@@ -120,7 +119,7 @@ class Training:
             logged = self._logged_evaluation()
             if logged is None and self._evaluation_due():
                 logged = self._evaluate(bar)  # stopped between a checkpoint and its evaluation
-            result = dict(logged or {})
+            result: dict[str, float] = dict(logged or {})
             while self.step < self.steps:
                 stop = self.steps
                 if config.eval_every:
@@ -244,8 +243,7 @@ class Training:
         values = metrics.compute()
         if self._log is not None:
             self._log.write(self.step, "eval", values)
-        if bar is not None:
-            bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)
+        bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)
         return values
 
 

@@ -85,9 +85,6 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
     check_sharding(config.sharding, source)
-    left_out = source.left_out
-    if left_out and progress:
-        print("\n".join(left_out), file=sys.stderr)
     return source
 
 
@@ -181,6 +178,8 @@ def main() -> None:
         source = open_checked(config, world_size, progress=rank == 0)
     except ValueError as error:
         sys.exit(f"error: {error}")
+    if rank == 0 and source.left_out:
+        print("\n".join(source.left_out), file=sys.stderr)
     run_rank(config, source, arguments.resume, arguments.overwrite)
 
 

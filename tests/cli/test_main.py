@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from fusedrec_torchrec.config import options
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
-from tests.cli.command import ROOT, fusedrec
+from tests.cli.command import ROOT
 from tests.data.criteo_text import lines, write
 
 Capture = pytest.CaptureFixture[str]
@@ -167,8 +169,9 @@ def test_inspect_says_what_it_knows(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_command_is_installed() -> None:
-    done = fusedrec("version")
-    assert done.returncode == 0 and done.stdout.startswith("fusedrec-torchrec "), done.stderr
+    command = Path(sys.executable).with_name("fusedrec")
+    done = subprocess.run([command, "version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fusedrec-torchrec ")
 
 
 class Terminal(io.StringIO):
