@@ -12,6 +12,8 @@
 ``lookup``              one FBGEMM table per bucket
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
+``native``              C++ operators for the hot loops of keys, dedup and pooling
+``buffers``, ``stages`` memory that is used again; names for what takes time
 ======================  =========================================================
 
 After FusedRec (AAAI 2026).  The side that asks for rows is the *requester*, the side that

@@ -75,23 +75,25 @@ def _check_lengths(features: KeyedJaggedTensor) -> None:
         raise ValueError(
             f"there are {lengths.numel()} lengths for {len(keys)} features, must be {sum(strides)}"
         )
+    # A batch can carry its own idea of how many ids each feature has.
+    claimed = features.length_per_key_or_none()
     # TorchRec's own split of the batch needs these numbers on the host, too.
     per_key = features.length_per_key() if lengths.numel() else []
     if lengths.device.type == "cpu" and lengths.numel():  # on CUDA one more synchronisation
-        if bool((lengths < 0).any()):
+        if int(lengths.min()) < 0:
             where = int((lengths < 0).nonzero()[0])
             raise ValueError(f"lengths[{where}] is {int(lengths[where])}, must be at least 0")
-        # A batch can carry its own idea of how many ids each feature has.
-        sums = (
-            [int(part.sum()) for part in lengths.split(strides)]
-            if features.variable_stride_per_key()
-            else lengths.view(len(keys), -1).sum(1).tolist()
-        )
-        if sums != list(per_key):
-            raise ValueError(
-                f"length_per_key is {list(per_key)}, must be {sums}, the sums of the lengths of "
-                f"features {keys}"
+        if claimed is not None:
+            sums = (
+                [int(part.sum()) for part in lengths.split(strides)]
+                if features.variable_stride_per_key()
+                else lengths.view(len(keys), -1).sum(1).tolist()
             )
+            if sums != list(claimed):
+                raise ValueError(
+                    f"length_per_key is {list(claimed)}, must be {sums}, the sums of the lengths "
+                    f"of features {keys}"
+                )
     if sum(per_key) != features.values().numel():
         raise ValueError(
             f"lengths add up to {sum(per_key)}, must be {features.values().numel()}, the number "

@@ -1,96 +1,94 @@
-"""Dedup over all features of all tables at once: unique keys in ascending order, and inverse.
+"""Dedup over all features of all tables at once: unique keys, part by part, and the inverse.
 
-Two methods with the same result:
-
-- *sort*: radix sort of the keys, then compare neighbours.  No memory beyond the batch.
-- *direct addressing*: a persistent slot per key of the key space, never cleared; ids scatter
-  their position into it and those that read their own position back are the representatives.
-  Only the (fewer) unique keys are sorted.
-
-``choose_method`` holds the thresholds; ``benchmarks/dedup.py`` measures them.  On CUDA only the
-sort is used, in static shapes: the number of unique keys never comes to the host, and the tail
-of ``keys`` is padded with a key above all others.
+On CPU a hash table in C++ (``native``) numbers the keys.  Without it, and on CUDA, keys are
+sorted and neighbours compared; the order of the sort then also tells which ids belong to a row,
+and backward needs no sort of its own.  On CUDA shapes are static: the number of unique keys never
+comes to the host, and the tail of ``keys_U`` is padded with a key above all others.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Dedup", "Unique", "choose_method"]
+from fusedrec_torchrec.exchange import native
 
-# Measured by benchmarks/dedup.py, one thread: in larger key spaces sorting won at every batch
-# size and share of unique keys; in these, direct addressing won up to the shares below, which
-# depend on the number of ids (up to the first number, exclusive).  At 2^22 keys itself runs
-# disagree: in some direct addressing wins by up to 2.8x, in others it loses by as much.
-DIRECT_MAX_KEY_SPACE = 1 << 22
-DIRECT_MAX_UNIQUE_SHARE = ((1 << 15, 0.6), (1 << 18, 0.12), (None, 0.3))
+__all__ = ["Dedup", "Grouping", "Unique"]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The ids of each unique key.
+
+    Attributes:
+        order_N: positions of the ids, unique key after unique key.
+        starts_U1: where the ids of each unique key begin in ``order_N``.
+    """
+
+    order_N: torch.Tensor
+    starts_U1: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Unique:
-    """``keys_U[inverse_N]`` are the keys that came in; ``keys_U`` is ascending.
+    """``keys_U[inverse_N]`` are the keys that came in.
 
-    On CPU U is the number of unique keys.  On other devices it is N, and the entries behind the
-    last unique key are the key space's size.
+    Attributes:
+        keys_U: the unique keys, part after part.  On CPU U is their number.  On other devices it
+            is N, and the entries behind the last unique key are the key space's size.
+        inverse_N: for each id, the position of its key in ``keys_U``, int32.
+        counts_P: unique keys of each part, int64.
+        grouping: which ids have which key; None if the method does not find out.
     """
 
     keys_U: torch.Tensor
     inverse_N: torch.Tensor
-
-
-def choose_method(num_ids: int, key_space: int, unique_share: float) -> str:
-    """``"direct"`` or ``"sort"``, whichever is faster on CPU.
-
-    Args:
-        num_ids: ids in the batch.
-        key_space: number of keys there are.
-        unique_share: unique keys per id, as last seen.
-    """
-    if key_space > DIRECT_MAX_KEY_SPACE:
-        return "sort"
-    max_share = next(
-        share for limit, share in DIRECT_MAX_UNIQUE_SHARE if limit is None or num_ids < limit
-    )
-    return "direct" if unique_share <= max_share else "sort"
+    counts_P: torch.Tensor
+    grouping: Grouping | None = None
 
 
 class Dedup:
-    """Deduplicates keys of a key space of known size, by the fastest method for each batch."""
+    """Deduplicates keys.
 
-    def __init__(self, key_space: int) -> None:
-        self._key_space = key_space
-        self._slots: torch.Tensor | None = None
-        self._unique_share = 1.0
+    Args:
+        part_starts_P1: first key of each part, and the size of the key space.
+    """
+
+    def __init__(self, part_starts_P1: torch.Tensor) -> None:
+        self._part_starts_P1 = part_starts_P1
+        self._native = native.available_on(part_starts_P1.device)
 
     def __call__(self, keys_N: torch.Tensor) -> Unique:
-        if keys_N.device.type != "cpu":
-            return self.by_sort(keys_N, static_shape=True)
-        num_ids = keys_N.numel()
-        method = choose_method(num_ids, self._key_space, self._unique_share)
-        unique = self.by_direct_addressing(keys_N) if method == "direct" else self.by_sort(keys_N)
-        if num_ids:
-            self._unique_share = unique.keys_U.numel() / num_ids
-        return unique
+        if self._native:
+            return self.by_hash(keys_N)
+        return self.by_sort(keys_N, static_shape=keys_N.device.type != "cpu")
+
+    def by_hash(self, keys_N: torch.Tensor) -> Unique:
+        """Keys of a part come in the order of their first occurrence."""
+        return Unique(*torch.ops.fusedrec.dedup(keys_N, self._part_starts_P1))
 
     def by_sort(self, keys_N: torch.Tensor, static_shape: bool = False) -> Unique:
-        sorted_N, order_N = torch.sort(keys_N)
-        is_first_N = torch.ones_like(sorted_N, dtype=torch.bool)
-        torch.ne(sorted_N[1:], sorted_N[:-1], out=is_first_N[1:])
-        rank_N = is_first_N.cumsum(0, dtype=torch.int32).sub_(1)
-        inverse_N = torch.empty_like(rank_N).scatter_(0, order_N, rank_N)
-        if not static_shape:
-            return Unique(sorted_N[is_first_N], inverse_N)
-        padded_N = torch.full_like(sorted_N, self._key_space)
-        return Unique(padded_N.scatter_(0, rank_N.long(), sorted_N), inverse_N)
+        """Keys come in ascending order."""
+        sorted_N, order_N = torch.sort(keys_N, stable=True)
+        if static_shape:
+            keys_U, rank_N, ids_U = self._neighbours(sorted_N)
+        else:
+            keys_U, rank_N, ids_U = torch.unique_consecutive(
+                sorted_N, return_inverse=True, return_counts=True
+            )
+        inverse_N = rank_N.new_empty(rank_N.shape, dtype=torch.int32)
+        inverse_N.scatter_(0, order_N, rank_N.int())
+        starts_U1 = torch.ops.fbgemm.asynchronous_complete_cumsum(ids_U.int())
+        counts_P = torch.searchsorted(keys_U, self._part_starts_P1).diff()
+        return Unique(keys_U, inverse_N, counts_P, Grouping(order_N.int(), starts_U1))
 
-    def by_direct_addressing(self, keys_N: torch.Tensor) -> Unique:
-        if self._slots is None:
-            with torch.inference_mode(False):  # it outlives an inference
-                self._slots = torch.empty(self._key_space, dtype=torch.int32, device=keys_N.device)
-        slots, index_N = self._slots, keys_N.long()
-        position_N = torch.arange(keys_N.numel(), dtype=torch.int32, device=keys_N.device)
-        slots.scatter_(0, index_N, position_N)
-        is_last_N = slots.gather(0, index_N) == position_N
-        unique_U = torch.sort(keys_N[is_last_N]).values
-        slots.scatter_(0, unique_U.long(), position_N[: unique_U.numel()])
-        return Unique(unique_U, slots.gather(0, index_N))
+    def _neighbours(
+        self, sorted_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``unique_consecutive`` without a look at the number of unique keys."""
+        is_new_N = torch.zeros_like(sorted_N, dtype=torch.bool)
+        torch.ne(sorted_N[1:], sorted_N[:-1], out=is_new_N[1:])
+        rank_N = is_new_N.cumsum(0)
+        padding = self._part_starts_P1[-1].expand_as(sorted_N)
+        keys_U = padding.clone().scatter_(0, rank_N, sorted_N)
+        ids_U = torch.zeros_like(rank_N).scatter_add_(0, rank_N, torch.ones_like(rank_N))
+        return keys_U, rank_N, ids_U

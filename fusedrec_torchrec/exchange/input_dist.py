@@ -17,7 +17,7 @@ the second round is the exchange.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -29,12 +29,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fusedrec_torchrec.exchange.agreement import raise_on_all_ranks
 from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
-from fusedrec_torchrec.exchange.dedup import Dedup
+from fusedrec_torchrec.exchange.dedup import Dedup, Grouping, Unique
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route, route
-from fusedrec_torchrec.exchange.transfer import to_device
+from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["Capacity", "FusedInputDist"]
 
@@ -95,7 +95,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         self.layout = layout
         self.capacity = Capacity(options)
         self.keys = KeySpace(layout, options)
-        self._dedup = Dedup(layout.key_space)
+        self._dedup = Dedup(layout.part_starts_P1)
         self._pooled = mean_S is not None
         self._mean_per_bucket = [
             mean_S[b.first_slot : b.end_slot].to(layout.device)
@@ -117,11 +117,12 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
     def forward(self, features: KeyedJaggedTensor) -> "HeaderAwaitable":  # type: ignore[override]
         reports, self._reports = self._reports, []
         ids_per_slot = features.length_per_key()
-        counts_S = to_device(ids_per_slot, self.layout.device)
-        keys_N, bad = self.keys.keys(features.values(), counts_S)
-        # Keys of bad ids mean nothing; zero them so that the steps below stay in bounds.
-        keys_N = torch.where(bad, torch.zeros_like(keys_N), keys_N)
-        routed = route(self.layout, self._dedup(keys_N))
+        with stage("keys"):
+            keys_N, bad = self.keys.keys(features.values(), ids_per_slot)
+        with stage("dedup"):
+            unique = self._dedup(keys_N)
+        with stage("route"):
+            routed = route(self.layout, unique)
 
         context = FusedShardingContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
@@ -132,19 +133,45 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
             ],
         )
-        for bucket, row_N, mean_S in zip(
-            self.layout.buckets,
-            routed.row_N.split(context.ids_per_bucket),
-            self._mean_per_bucket,
-            strict=True,
-        ):
-            context.bags.append(
-                pooled_bags(features, bucket, row_N, mean_S)
-                if self._pooled
-                else sequence_bags(row_N)
+        with stage("bags"):
+            for bucket, (row_N, grouping), mean_S in zip(
+                self.layout.buckets,
+                rows_of_buckets(unique, routed.counts_KW, context.ids_per_bucket),
+                self._mean_per_bucket,
+                strict=True,
+            ):
+                context.bags.append(
+                    pooled_bags(features, bucket, row_N, mean_S, grouping)
+                    if self._pooled
+                    else sequence_bags(row_N, grouping)
+                )
+        reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
+        with stage("ids"):
+            return HeaderAwaitable(self, context, routed, reports)
+
+
+def rows_of_buckets(
+    unique: Unique, counts_KW: torch.Tensor, ids_per_bucket: list[int]
+) -> Iterator[tuple[torch.Tensor, Grouping | None]]:
+    """For the ids of each bucket, their rows in its matrix, and the ids of each of these rows."""
+    if len(ids_per_bucket) == 1:
+        yield unique.inverse_N, unique.grouping
+        return
+    counts_K = counts_KW.sum(1)
+    first_row_K = counts_K.cumsum(0) - counts_K
+    first_id = 0
+    for ids, first_row in zip(ids_per_bucket, first_row_K, strict=True):
+        own = slice(first_id, first_id + ids)
+        grouping = unique.grouping
+        if grouping is not None:
+            # Of static shape: there are at most as many rows as ids.
+            rows = first_row + torch.arange(ids + 1, device=first_row.device)
+            starts_U1 = grouping.starts_U1.index_select(
+                0, rows.clamp_(max=grouping.starts_U1.numel() - 1)
             )
-        reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), counts_S)))
-        return HeaderAwaitable(self, context, routed, reports)
+            grouping = Grouping(grouping.order_N[own] - first_id, starts_U1 - first_id)
+        yield unique.inverse_N[own] - first_row.int(), grouping
+        first_id += ids
 
 
 class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
@@ -172,35 +199,37 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         self._send = send  # kept alive until the exchange is done
 
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
-        """[W, header + capacity] int32; ids that do not fit go to a spare element and vanish."""
-        routed = self._routed
-        counts_W = routed.counts_WK.sum(1)
-        ranks = counts_W.numel()
-        width = self._header + self._capacity
-        largest = counts_W.max()
+        """[W, header + capacity] int32.
 
-        flat = counts_W.new_zeros(ranks * width + 1, dtype=torch.int32)
+        If the ids of an owner do not fit, they spill over and nobody looks at them; so headers are
+        written last.
+        """
+        counts_KW = self._routed.counts_KW
+        largest = counts_KW.sum(0).max()
+        ranks, width = counts_KW.size(1), self._header + self._capacity
+
+        flat = counts_KW.new_empty(ranks * width + 1, dtype=torch.int32)
         messages = flat[:-1].view(ranks, width)
+        if self._capacity:
+            rows_start_W = torch.arange(ranks, device=flat.device) * width + self._header
+            starts_KW = rows_start_W + counts_KW.cumsum(0) - counts_KW
+            target_U = self._routed.positions(starts_KW, padding=ranks * width)
+            flat.scatter_(0, target_U, self._routed.local_rows_U)
         messages[:, STATUS] = status
         messages[:, WANTED] = self._input_dist.capacity.wanted(largest)
         messages[:, OVERFLOW] = largest > self._capacity
-        messages[:, COUNTS : self._header] = routed.counts_WK
-        if self._capacity:
-            owner_start_W = counts_W.cumsum(0) - counts_W
-            slot_U = routed.wire_U - owner_start_W[routed.owner_U]
-            target_U = torch.where(
-                slot_U < self._capacity,
-                routed.owner_U * width + self._header + slot_U,
-                ranks * width,
-            )
-            flat.scatter_(0, target_U, routed.local_rows_U)
+        messages[:, COUNTS : self._header] = counts_KW.t()
         return messages
 
     def _wait_impl(self) -> Awaitable[ReceivedRows]:
+        with stage("ids"):
+            return self._receive()
+
+    def _receive(self) -> Awaitable[ReceivedRows]:
         self._work.wait()
         header_W = self._received[:, : self._header]
         # The one host synchronisation of the exchange: what came in, and what went out.
-        both = torch.cat([header_W, self._routed.counts_WK.to(header_W.dtype)], dim=1).tolist()
+        both = torch.cat([header_W, self._routed.counts_KW.t().to(header_W.dtype)], dim=1).tolist()
         header = [row[: self._header] for row in both]
         self._input_dist.capacity.update(max(row[WANTED] for row in header))
         failed = [rank for rank, row in enumerate(header) if row[STATUS]]
@@ -237,9 +266,8 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
         super().__init__()
         send_splits = [sum(row) for row in context.counts_out]
         receive_splits = [sum(row) for row in context.counts_in]
-        rows_U = routed.local_rows_U
-        self._send = torch.empty_like(rows_U).scatter_(0, routed.wire_U, rows_U)
-        self._rows = rows_U.new_empty(sum(receive_splits))
+        self._send = routed.wire_order()
+        self._rows = self._send.new_empty(sum(receive_splits))
         self._context = context
         self._work = dist.all_to_all_single(
             self._rows,
@@ -251,5 +279,6 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
         )
 
     def _wait_impl(self) -> ReceivedRows:
-        self._work.wait()
+        with stage("ids"):
+            self._work.wait()
         return ReceivedRows(self._rows, self._context.counts_in)

@@ -6,13 +6,13 @@ FBGEMM table each) and an ``ExchangeLayout``, the index arithmetic of the data p
 A *bucket* holds the tables that share dimension, data type, optimizer with its settings, and
 placement.  On every rank its rows are its tables' local shards one after another.
 
-The *fused key space* numbers all rows of all fused tables, table after table:
-``key = key_base[table] + id``; that is FusedRec's category-aware key, exact because TorchRec's
-tables have fixed sizes.  A *segment* is the range of one table that one rank owns, so segments
-are contiguous in key space, in the order (table, rank).
+The *fused key space* numbers all rows of all fused tables; that is FusedRec's category-aware key,
+exact because TorchRec's tables have fixed sizes.  A *segment* is the range of one table that one
+rank owns; keys run through the segments in the order (bucket, owner, table).  So the keys of one
+bucket and owner, a *part*, are contiguous, and the row in the owner's physical table is the key
+minus the start of the part.
 
-Shape suffixes: T tables, W ranks, K buckets, S slots ((feature, table) pairs), G = T * W
-segments.
+Shape suffixes: T tables, W ranks, K buckets, P = K * W parts, S slots ((feature, table) pairs).
 """
 
 import dataclasses
@@ -106,12 +106,10 @@ class ExchangeLayout:
         self.device = device
         self.buckets: list[Bucket] = []
         self.tables: list[TableRanges] = []
-        local_bases: list[list[int]] = []  # of each table, in its bucket on each rank
 
         slots = 0
         for k, bucket in enumerate(buckets_per_rank[0]):
             first_table, first_slot = len(self.tables), slots
-            filled = [0] * self.world_size
             for i, table in enumerate(bucket.embedding_tables):
                 shards = [rank[k].embedding_tables[i] for rank in buckets_per_rank]
                 sizes = [shard.local_rows for shard in shards]
@@ -123,8 +121,6 @@ class ExchangeLayout:
                         row_starts=tuple(accumulate(sizes, initial=0)),
                     )
                 )
-                local_bases.append(filled)
-                filled = [a + b for a, b in zip(filled, sizes, strict=True)]
                 slots += table.num_features()
             self.buckets.append(
                 Bucket(
@@ -135,53 +131,45 @@ class ExchangeLayout:
                     end_slot=slots,
                 )
             )
-        self._build_tensors(local_bases)
-
-    @property
-    def key_space(self) -> int:
-        """The number of keys, all tables together."""
-        return self._key_bases[-1]
+        self._build_tensors()
 
     @property
     def slot_names(self) -> list[tuple[str, str]]:
         """(feature, table) of each slot."""
         return [(feature, table.name) for table in self.tables for feature in table.features]
 
-    def _build_tensors(self, local_bases: list[list[int]]) -> None:
-        def tensor(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=self.device)
-
-        num_tables, num_ranks = len(self.tables), self.world_size
-        self._key_bases = list(accumulate((table.rows for table in self.tables), initial=0))
+    def _build_tensors(self) -> None:
+        ranks = self.world_size
+        shifts: list[list[int]] = [[0] * ranks for _ in self.tables]  # key = id + shift
+        part_starts, key = [], 0
+        for bucket in self.buckets:
+            for r in range(ranks):
+                part_starts.append(key)
+                for t in range(bucket.first_table, bucket.end_table):
+                    start, end = self.tables[t].row_starts[r : r + 2]
+                    shifts[t][r] = key - start
+                    key += end - start
+        self.key_space = key
         # The size itself is the padding of static-shape dedup and must fit, too.
-        self.key_dtype = torch.int32 if self.key_space < INT32_MAX else torch.int64
-
+        self.key_dtype = torch.int32 if key < INT32_MAX else torch.int64
+        self.part_starts_P1 = torch.tensor(
+            [*part_starts, key], dtype=self.key_dtype, device=self.device
+        )
         slot_tables = [t for t, table in enumerate(self.tables) for _ in table.features]
-        self.slot_key_bases_S = tensor([self._key_bases[t] for t in slot_tables], torch.int64)
-        self.slot_rows_S = tensor([self.tables[t].rows for t in slot_tables], torch.int64)
 
-        starts, shifts = [], []
-        for base, table, local in zip(self._key_bases, self.tables, local_bases, strict=False):
-            for r in range(num_ranks):
-                starts.append(base + table.row_starts[r])
-                shifts.append(local[r] - starts[-1])
-        starts.append(self.key_space)
-        self.segment_starts_G1 = tensor(starts, self.key_dtype)
-        # local row = key + row_shift of its segment
-        self.row_shifts_G = tensor(shifts, torch.int64)
+        def of_slots(values: Sequence[object]) -> torch.Tensor:
+            return torch.tensor(
+                [values[t] for t in slot_tables], dtype=torch.int64, device=self.device
+            )
 
-        segments = torch.arange(num_tables * num_ranks).view(num_tables, num_ranks)
-        bucket_of_table = torch.tensor(
-            [k for k, b in enumerate(self.buckets) for _ in range(b.first_table, b.end_table)],
-            dtype=torch.int64,
+        self.slot_rows_S = of_slots([table.rows for table in self.tables])
+        self.slot_starts_SW = of_slots([table.row_starts[:-1] for table in self.tables])
+        self.slot_shifts_SW = of_slots(shifts)
+        # TorchRec's even split: rank r owns rows [r * block, (r + 1) * block).
+        blocks = [max(-(-table.rows // ranks), 1) for table in self.tables]
+        even = all(
+            table.row_starts[r] == min(r * block, table.rows)
+            for table, block in zip(self.tables, blocks, strict=True)
+            for r in range(ranks)
         )
-        self.owner_of_segment_G = (segments % num_ranks).flatten().to(self.device)
-        self.bucket_of_segment_G = (
-            bucket_of_table[:, None].expand(-1, num_ranks).reshape(-1).to(self.device)
-        )
-        self.bucket_of_table_T = bucket_of_table.to(self.device)
-        # On the wire: owner, bucket, table.  In the row matrices: bucket, owner, table.
-        self.wire_order_G = segments.t().reshape(-1).to(self.device)
-        self.row_order_G = torch.cat(
-            [segments[b.first_table : b.end_table].t().reshape(-1) for b in self.buckets]
-        ).to(self.device)
+        self.slot_blocks_S = of_slots(blocks) if even else None

@@ -41,6 +41,7 @@ from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
+from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["BucketKernel", "BucketTable", "FusedLookup", "check_bucket"]
 
@@ -225,6 +226,10 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         return BucketKernel(config, pg, device)
 
     def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:  # type: ignore[override]
+        with stage("lookup"):
+            return self._look_up(sparse_features)
+
+    def _look_up(self, sparse_features: ReceivedRows) -> torch.Tensor:
         counts = sparse_features.counts_in
         rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
         found = [

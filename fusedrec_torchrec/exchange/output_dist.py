@@ -14,10 +14,11 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
+from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
-from fusedrec_torchrec.exchange.regroup import bucket_major
+from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["FusedOutputDist"]
 
@@ -25,8 +26,11 @@ __all__ = ["FusedOutputDist"]
 class _RowExchange:
     """One batch's all-to-all of rows and, backward, of gradients."""
 
-    def __init__(self, pg: dist.ProcessGroup, sent: list[int], received: list[int]) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup, buffers: Buffers, sent: list[int], received: list[int]
+    ) -> None:
         self._pg = pg
+        self._buffers = buffers
         self._sent = sent
         self._received = received
         self._work: dist.Work | None = None
@@ -36,7 +40,8 @@ class _RowExchange:
     def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
         receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
         self._in_flight = flat.contiguous()
-        self._result = flat.new_empty(sum(receive))
+        name = "received gradients" if backward else "received rows"
+        self._result = self._buffers.take(name, (sum(receive),), flat.dtype, flat.device)
         self._work = dist.all_to_all_single(
             self._result, self._in_flight, receive, send, group=self._pg, async_op=True
         )
@@ -60,13 +65,15 @@ class _Launch(Function):
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
         ctx.exchange = exchange
-        return exchange.start(flat, backward=False)
+        with stage("rows"):
+            return exchange.start(flat, backward=False)
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        grad = ctx.exchange.finish()
-        if get_gradient_division():
-            grad.div_(ctx.exchange.world_size)
+        with stage("gradients"):
+            grad = ctx.exchange.finish()
+            if get_gradient_division():
+                grad.div_(ctx.exchange.world_size)
         return grad, None
 
 
@@ -76,11 +83,13 @@ class _Wait(Function):
     @staticmethod
     def forward(ctx: Any, launched: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
         ctx.exchange = exchange
-        return exchange.finish().view_as(launched)
+        with stage("rows"):
+            return exchange.finish().view_as(launched)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.exchange.start(grad, backward=True)
+        with stage("gradients"):
+            ctx.exchange.start(grad, backward=True)
         return grad, None  # only tells autograd that there is a gradient; _Launch has the real one
 
 
@@ -91,12 +100,15 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         super().__init__()
         self._pg = pg
         self._dims = [bucket.dim for bucket in layout.buckets]
+        self._buffers = Buffers()
 
     def forward(
         self, local_embs: torch.Tensor, sharding_ctx: FusedShardingContext | None = None
     ) -> Awaitable[torch.Tensor]:
         assert sharding_ctx is not None
-        return PooledRowsAwaitable(self._pg, self._dims, local_embs.view(-1), sharding_ctx)
+        return PooledRowsAwaitable(
+            self._pg, self._dims, self._buffers, local_embs.view(-1), sharding_ctx
+        )
 
 
 class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
@@ -106,21 +118,23 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
         self,
         pg: dist.ProcessGroup,
         dims: list[int],
+        buffers: Buffers,
         flat_rows: torch.Tensor,
         context: FusedShardingContext,
     ) -> None:
         super().__init__()
 
-        def elements(counts: list[list[int]]) -> list[list[int]]:
-            return [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
+        def elements(counts: list[list[int]]) -> list[int]:
+            return [sum(n * dim for n, dim in zip(row, dims, strict=True)) for row in counts]
 
         self._dims = dims
+        self._buffers = buffers
         self._context = context
-        self._out_sizes = elements(context.counts_out)
         self._exchange = _RowExchange(
             pg,
-            sent=[sum(row) for row in elements(context.counts_in)],
-            received=[sum(row) for row in self._out_sizes],
+            buffers,
+            sent=elements(context.counts_in),
+            received=elements(context.counts_out),
         )
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None
@@ -136,17 +150,7 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
         weights = (
             [None] * len(self._dims)
             if context.weights_N is None
-            else context.weights_N.split(context.ids_per_bucket)
+            else list(context.weights_N.split(context.ids_per_bucket))
         )
-        outputs = [
-            pool(rows.view(-1, dim), weights_N, bags)
-            for rows, dim, weights_N, bags in zip(
-                bucket_major(flat, self._out_sizes), self._dims, weights, context.bags, strict=True
-            )
-        ]
-        if context.variable_batch_per_feature:
-            outputs = [output.flatten() for output in outputs]
-        if len(outputs) == 1:
-            return outputs[0]
-        side_by_side = all(bags.width for bags in context.bags) and outputs[0].dim() == 2
-        return torch.cat(outputs, dim=1 if side_by_side else 0)
+        output = pool(flat, context.counts_out, self._dims, weights, context.bags, self._buffers)
+        return output.flatten() if context.variable_batch_per_feature else output

@@ -1,18 +1,237 @@
 """Received rows to output, and output gradients back to one gradient per unique row.
 
-Forward gathers rows by bag and sums them; backward is the transposed sum, so both run on the
-same kernel: ``embedding_bag`` over rows forward, and over output gradients, with ids sorted by
-row, backward.  Gradients are thereby summed per unique row on the requester before they travel.
+Forward gathers rows by bag and sums them; backward is the transposed sum: gradients are summed
+per unique row on the requester before they travel.
+
+On CPU both are C++ loops (``native``) from the buffer that came over the wire straight into the
+output's columns and back, for all buckets.  Without them, and on CUDA, each bucket's rows are
+brought together, and both directions run on ``embedding_bag``: over rows forward, and over
+output gradients, with ids grouped by row, backward.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.bags import Bags
+from fusedrec_torchrec.exchange.buffers import Buffers
+from fusedrec_torchrec.exchange.dedup import Grouping
+from fusedrec_torchrec.exchange.regroup import bucket_major
+from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["pool"]
+
+
+def pool(
+    flat: torch.Tensor,
+    counts: list[list[int]],
+    dims: Sequence[int],
+    weights: Sequence[torch.Tensor | None],
+    bags: Sequence[Bags],
+    buffers: Buffers,
+) -> torch.Tensor:
+    """Pools the rows of all buckets.
+
+    Args:
+        flat: the unique rows received, in the order (owner, bucket).
+        counts: [owner][bucket] how many they are.
+        dims: columns of each bucket's rows.
+        weights: for each bucket a weight per id in the order of the batch, or None.
+        bags: for each bucket which rows form which output row.
+        buffers: where results get their memory.
+
+    Returns:
+        [batch, columns of all slots] if bags lie side by side.  Else the bags of all buckets one
+        after another: [bags, D] if all buckets have the same D, flattened if not.
+    """
+    weights = [
+        None if weight_N is None else each.in_bag_order(weight_N)
+        for weight_N, each in zip(weights, bags, strict=True)
+    ]
+    side_by_side = all(each.width for each in bags)
+    if flat.dtype == torch.float32 and native.available_on(flat.device):
+        rows = _FlatRows(counts, dims)
+        out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, *weights)
+    else:
+        sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
+        outputs = [
+            _Pool.apply(rows.view(-1, dim), weight_N, each)
+            for rows, dim, weight_N, each in zip(
+                bucket_major(flat, sizes), dims, weights, bags, strict=True
+            )
+        ]
+        if side_by_side:
+            outputs = [
+                output.view(-1, each.width * dim)
+                for output, dim, each in zip(outputs, dims, bags, strict=True)
+            ]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        out = torch.cat([output.flatten() for output in outputs])
+    if not side_by_side and len(set(dims)) == 1:
+        return out.view(-1, dims[0])
+    return out
+
+
+class _FlatRows:
+    """Where the rows of each bucket lie in the flat buffer."""
+
+    def __init__(self, counts: list[list[int]], dims: Sequence[int]) -> None:
+        self.dims = list(dims)
+        self.rows = [sum(row[k] for row in counts) for k in range(len(dims))]
+        self.elements = sum(n * dim for n, dim in zip(self.rows, dims, strict=True))
+        self.addresses: list[torch.Tensor | None] = [None] * len(dims)
+        if len(dims) == 1:
+            return  # one after another
+        sizes = [n * dim for row in counts for n, dim in zip(row, dims, strict=True)]
+        starts = torch.tensor([0, *accumulate(sizes)][:-1]).view(len(counts), len(dims))
+        counts_WK = torch.tensor(counts)
+        for k, dim in enumerate(dims):
+            counts_W = counts_WK[:, k]
+            first_W = starts[:, k] - (counts_W.cumsum(0) - counts_W) * dim
+            self.addresses[k] = torch.arange(self.rows[k]).mul_(dim) + first_W.repeat_interleave(
+                counts_W, output_size=self.rows[k]
+            )
+
+
+class _NativePool(Function):
+    """All buckets, from the flat buffer into one output."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        flat: torch.Tensor,
+        rows: _FlatRows,
+        bags: Sequence[Bags],
+        buffers: Buffers,
+        *weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.rows, ctx.bags, ctx.buffers = rows, bags, buffers
+        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[4:]) else None)
+        with stage("pooling"):
+            side_by_side = all(each.width for each in bags)
+            columns = [
+                dim * (each.width if side_by_side else each.num_bags)
+                for each, dim in zip(bags, rows.dims, strict=True)
+            ]
+            batch = bags[0].num_bags // bags[0].width if side_by_side else 1
+            out = buffers.take("output", (batch, sum(columns)), flat.dtype, flat.device)
+            for k, (matrix, width, column) in enumerate(_places(out, rows.dims, bags)):
+                torch.ops.fusedrec.bag_sums(
+                    flat, rows.addresses[k], rows.dims[k], *_ids(bags[k], weights[k]),
+                    width, column, matrix,
+                )  # fmt: skip
+            return out if side_by_side else out.view(-1)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        rows, bags = ctx.rows, ctx.bags
+        *weights, flat = ctx.saved_tensors
+        with stage("backward_pooling"):
+            gradient = gradient if gradient.dim() == 2 else gradient.view(1, -1)
+            if gradient.stride(1) != 1:  # as an expanded one
+                gradient = gradient.contiguous()
+            places = list(_places(gradient, rows.dims, bags))
+            flat_gradient = None
+            if ctx.needs_input_grad[0]:
+                flat_gradient = ctx.buffers.take(
+                    "row gradients", (rows.elements,), gradient.dtype, gradient.device
+                )
+                for k, (matrix, width, column) in enumerate(places):
+                    torch.ops.fusedrec.row_sums(
+                        matrix, width, column, *_ids(bags[k], weights[k]),
+                        rows.addresses[k], rows.rows[k], rows.dims[k], flat_gradient,
+                    )  # fmt: skip
+            weight_gradients = [
+                _weights_backward(
+                    _columns(matrix, column, each, dim), _rows_of(flat, rows, k), each, weight.dtype
+                )
+                if ctx.needs_input_grad[4 + k]
+                else None
+                for k, ((matrix, _, column), each, dim, weight) in enumerate(
+                    zip(places, bags, rows.dims, weights, strict=True)
+                )
+            ]
+        return flat_gradient, None, None, None, *weight_gradients
+
+
+def _places(
+    matrix: torch.Tensor, dims: Sequence[int], bags: Sequence[Bags]
+) -> list[tuple[torch.Tensor, int, int]]:
+    """For each bucket: a matrix, how many of its bags are in a line of it, from which column on.
+
+    Bags that do not lie side by side are lines of a matrix of their own.
+    """
+    places, column = [], 0
+    for dim, each in zip(dims, bags, strict=True):
+        if all(other.width for other in bags):
+            places.append((matrix, each.width, column))
+            column += each.width * dim
+        else:
+            end = column + each.num_bags * dim
+            places.append((matrix[0, column:end].view(-1, dim), 1, 0))
+            column = end
+    return places
+
+
+def _ids(
+    bags: Bags, weights_N: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    return (
+        bags.rows_N,
+        bags.offsets_B1,
+        None if weights_N is None else weights_N.float().contiguous(),
+        bags.divisor_B,
+    )
+
+
+def _columns(matrix: torch.Tensor, column: int, bags: Bags, dim: int) -> torch.Tensor:
+    """A bucket's bags out of the lines of an output, one in a line."""
+    width = max(bags.width, 1)
+    return matrix[:, column : column + width * dim].reshape(-1, dim)
+
+
+def _rows_of(flat: torch.Tensor, rows: _FlatRows, k: int) -> torch.Tensor:
+    """A bucket's rows out of the flat buffer."""
+    addresses, dim = rows.addresses[k], rows.dims[k]
+    if addresses is None:
+        return flat.view(-1, dim)
+    return flat[addresses[:, None] + torch.arange(dim, device=flat.device)]
+
+
+class _Pool(Function):
+    """One bucket, by torch's own operators."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags
+    ) -> torch.Tensor:
+        ctx.bags = bags
+        ctx.num_rows = rows_UD.size(0)
+        weights_need_grad = weights_N is not None and ctx.needs_input_grad[1]
+        ctx.save_for_backward(weights_N, rows_UD if weights_need_grad else None)
+        with stage("pooling"):
+            out_BD = _bag_sums(rows_UD, bags.rows_N, bags.offsets_B1, weights_N)
+            return out_BD if bags.divisor_B is None else out_BD.div_(bags.divisor_B[:, None])
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_BD: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        bags: Bags = ctx.bags
+        weights_N, rows_UD = ctx.saved_tensors
+        grad_rows = grad_weights = None
+        with stage("backward_pooling"):
+            if ctx.needs_input_grad[0]:
+                grad_rows = _rows_backward(grad_BD, weights_N, bags, ctx.num_rows)
+            if rows_UD is not None:
+                grad_weights = _weights_backward(grad_BD, rows_UD, bags, weights_N.dtype)
+        return grad_rows, grad_weights, None
 
 
 def _bag_sums(
@@ -41,67 +260,34 @@ def _bag_sums(
     return sums.to(rows.dtype)
 
 
-class _Pool(Function):
-    """Sums of rows by bag, divided by the bag's divisor."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags
-    ) -> torch.Tensor:
-        out_BD = _bag_sums(rows_UD, bags.rows_N, bags.offsets_B1, weights_N)
-        if bags.divisor_B1 is not None:
-            out_BD = out_BD.div_(bags.divisor_B1)
-        ctx.bags = bags
-        ctx.num_rows = rows_UD.size(0)
-        weights_need_grad = weights_N is not None and ctx.needs_input_grad[1]
-        ctx.save_for_backward(weights_N, rows_UD if weights_need_grad else None)
-        return out_BD
-
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad_BD: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        bags: Bags = ctx.bags
-        weights_N, rows_UD = ctx.saved_tensors
-        if bags.divisor_B1 is not None:
-            grad_BD = grad_BD / bags.divisor_B1
-        bag_N = bags.bag_of_id()
-
-        grad_rows = None
-        if ctx.needs_input_grad[0]:
-            sorted_N, order_N = torch.sort(bags.rows_N, stable=True)
-            row_bounds = torch.searchsorted(
-                sorted_N,
-                torch.arange(ctx.num_rows + 1, dtype=sorted_N.dtype, device=sorted_N.device),
-                out_int32=True,
-            )
-            grad_rows = _bag_sums(
-                grad_BD,
-                order_N.int() if bag_N is None else bag_N.index_select(0, order_N),
-                row_bounds,
-                None if weights_N is None else weights_N.index_select(0, order_N),
-            )
-        grad_weights = None
-        if rows_UD is not None:
-            grad_of_id = grad_BD if bag_N is None else grad_BD.index_select(0, bag_N)
-            grad_weights = torch.linalg.vecdot(
-                grad_of_id.float(), rows_UD.index_select(0, bags.rows_N).float()
-            ).to(weights_N.dtype)
-        return grad_rows, grad_weights, None
+def _group(rows_N: torch.Tensor, num_rows: int) -> Grouping:
+    """The ids of each row, where dedup did not find out."""
+    sorted_N, order_N = torch.sort(rows_N, stable=True)
+    every_row = torch.arange(num_rows + 1, dtype=sorted_N.dtype, device=sorted_N.device)
+    return Grouping(order_N.int(), torch.searchsorted(sorted_N, every_row, out_int32=True))
 
 
-def pool(rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags) -> torch.Tensor:
-    """Pools the rows of one bucket.
+def _rows_backward(
+    grad_BD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags, num_rows: int
+) -> torch.Tensor:
+    if bags.divisor_B is not None:
+        grad_BD = grad_BD / bags.divisor_B[:, None]
+    grouping, bag_N = bags.grouping or _group(bags.rows_N, num_rows), bags.bag_of_id()
+    order_N = grouping.order_N
+    return _bag_sums(
+        grad_BD,
+        order_N if bag_N is None else bag_N.index_select(0, order_N),
+        grouping.starts_U1[: num_rows + 1],
+        None if weights_N is None else weights_N.index_select(0, order_N),
+    )
 
-    Args:
-        rows_UD: the unique rows received for the bucket.
-        weights_N: a weight per id in the order of the batch, or None.
-        bags: which rows form which output row.
 
-    Returns:
-        [batch, slots * D] if the bags lie side by side, else [bags, D].
-    """
-    if weights_N is not None and bags.order_N is not None:
-        weights_N = weights_N.index_select(0, bags.order_N)
-    out_BD = _Pool.apply(rows_UD, weights_N, bags)
-    return out_BD.view(-1, bags.width * rows_UD.size(1)) if bags.width else out_BD
+def _weights_backward(
+    grad_BD: torch.Tensor, rows_UD: torch.Tensor, bags: Bags, dtype: torch.dtype
+) -> torch.Tensor:
+    if bags.divisor_B is not None:
+        grad_BD = grad_BD / bags.divisor_B[:, None]
+    bag_N = bags.bag_of_id()
+    grad_of_id = grad_BD if bag_N is None else grad_BD.index_select(0, bag_N)
+    row_of_id = rows_UD.index_select(0, bags.rows_N)
+    return torch.linalg.vecdot(grad_of_id.float(), row_of_id.float()).to(dtype)

@@ -1,9 +1,8 @@
 """Unique keys to owner ranks: who is asked for which local row, and where the answer will lie.
 
-Unique keys come in ascending, that is in (table, rank) segments.  On the wire they go in the
-order (owner, bucket, table), and the rows that come back are used as one matrix per bucket in
-the order (owner, table).  Both are permutations of whole segments, so each key moves by an
-offset that only depends on its segment.
+Unique keys come part by part, in the order (bucket, owner).  The rows that come back are used in
+the same order; on the wire they go in the order (owner, bucket).  That is a permutation of whole
+parts, so each key moves by an offset that only depends on its part.
 
 Shape suffixes as in ``layout``; N ids, U unique keys.
 """
@@ -23,55 +22,50 @@ class Route:
     """Where the unique keys of a batch go.
 
     Attributes:
-        counts_WK: rows asked of each owner in each bucket.
+        counts_KW: rows asked of each owner in each bucket.
         local_rows_U: row in the owner's bucket, int32.
-        owner_U: the owner rank of each unique key.
-        wire_U: position in the order of the wire.
-        row_N: for each id, its row in the matrix of received rows of its bucket.
     """
 
-    counts_WK: torch.Tensor
+    counts_KW: torch.Tensor
     local_rows_U: torch.Tensor
-    owner_U: torch.Tensor
-    wire_U: torch.Tensor
-    row_N: torch.Tensor
+
+    def positions(self, starts_KW: torch.Tensor, padding: int) -> torch.Tensor:
+        """Where each unique key goes if the keys of a part go to consecutive places.
+
+        Args:
+            starts_KW: place of the first key of each part.
+            padding: place of everything behind the last unique key.
+        """
+        counts_P = self.counts_KW.reshape(-1)
+        shifts_P = starts_KW.reshape(-1) - (counts_P.cumsum(0) - counts_P)
+        keys = self.local_rows_U.numel()
+        position_U = torch.arange(keys, device=counts_P.device)
+        return position_U.add_(_per_key(shifts_P, counts_P, keys, padding)).clamp_(max=padding)
+
+    def wire_order(self) -> torch.Tensor:
+        """The local rows, owner after owner."""
+        if self.counts_KW.size(0) == 1:
+            return self.local_rows_U
+        counts_WK = self.counts_KW.t().reshape(-1)
+        starts_WK = (counts_WK.cumsum(0) - counts_WK).view(self.counts_KW.t().shape)
+        keys = self.local_rows_U.numel()
+        ordered = self.local_rows_U.new_empty(keys + 1)
+        ordered.scatter_(0, self.positions(starts_WK.t(), keys), self.local_rows_U)
+        return ordered[:-1]
 
 
-def _starts(counts_G: torch.Tensor, order_G: torch.Tensor) -> torch.Tensor:
-    """Start of each segment when segments are laid out in the given order."""
-    ordered = counts_G[order_G]
-    return torch.empty_like(counts_G).scatter_(0, order_G, ordered.cumsum(0) - ordered)
+def _per_key(values_P: torch.Tensor, counts_P: torch.Tensor, keys: int, last: int) -> torch.Tensor:
+    """The value of each key's part; ``last`` behind the last unique key."""
+    values = torch.cat([values_P, values_P.new_full((1,), last)])
+    counts = torch.cat([counts_P, (keys - counts_P.sum()).view(1)])
+    return values.repeat_interleave(counts, output_size=keys)
 
 
 def route(layout: ExchangeLayout, unique: Unique) -> Route:
     """Routes unique keys to their owners; no host synchronisation."""
     keys_U = unique.keys_U
-    num_tables, num_ranks, num_buckets = len(layout.tables), layout.world_size, len(layout.buckets)
-    bounds_G1 = torch.searchsorted(keys_U, layout.segment_starts_G1)
-    counts_G = bounds_G1.diff()
-    segment_U = torch.bucketize(keys_U, layout.segment_starts_G1[1:-1], right=True)
-
-    counts_KW = counts_G.new_zeros(num_buckets, num_ranks).index_add_(
-        0, layout.bucket_of_table_T, counts_G.view(num_tables, num_ranks)
-    )
-    position_U = torch.arange(keys_U.numel(), device=keys_U.device)
-    wire_shift_G = _starts(counts_G, layout.wire_order_G) - bounds_G1[:-1]
-    wire_U = position_U + wire_shift_G[segment_U]
-    if num_buckets == 1:
-        row_U = wire_U
-    else:
-        counts_K = counts_KW.sum(1)
-        bucket_start_K = counts_K.cumsum(0) - counts_K
-        row_shift_G = (
-            _starts(counts_G, layout.row_order_G)
-            - bucket_start_K[layout.bucket_of_segment_G]
-            - bounds_G1[:-1]
-        )
-        row_U = position_U + row_shift_G[segment_U]
+    starts_U = _per_key(layout.part_starts_P1[:-1], unique.counts_P, keys_U.numel(), 0)
     return Route(
-        counts_WK=counts_KW.t(),
-        local_rows_U=(keys_U + layout.row_shifts_G[segment_U]).int(),
-        owner_U=layout.owner_of_segment_G[segment_U],
-        wire_U=wire_U,
-        row_N=row_U.int().index_select(0, unique.inverse_N),
+        counts_KW=unique.counts_P.view(len(layout.buckets), layout.world_size),
+        local_rows_U=(keys_U - starts_U).int(),
     )

@@ -18,6 +18,7 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist, HeaderAwaitable
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FUSED
@@ -100,6 +101,10 @@ class FusedPart:
 
     def canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         """The batch in canonical order; a bad one is replaced, and reported to all ranks."""
+        with stage("check"):
+            return self._canonical(features, input_dists)
+
+    def _canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         if self._known is not None:  # with the first batch, all modules are there
             self._known.check(self._options)
             self._known = None

@@ -1,75 +1,88 @@
-"""Dedup: both methods give ascending unique keys and the inverse; the choice is by threshold."""
-
-from collections.abc import Callable
+"""Dedup: both methods give the unique keys of each part, the inverse and the counts."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.exchange import dedup
-from fusedrec_torchrec.exchange.dedup import Dedup, Unique, choose_method
+from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.exchange.dedup import Dedup, Unique
 
-METHODS = ["by_sort", "by_direct_addressing"]
+METHODS = [
+    "by_sort",
+    pytest.param(
+        "by_hash",
+        marks=pytest.mark.skipif(not native.available(), reason="needs a C++ compiler"),
+    ),
+]
 
 
-def check(keys: torch.Tensor, unique: Unique) -> None:
-    want, inverse = torch.unique(keys, return_inverse=True)
-    assert unique.keys_U.equal(want)
+def parts(*starts: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(starts, dtype=dtype)
+
+
+def check(keys: torch.Tensor, starts: torch.Tensor, unique: Unique) -> None:
     assert unique.keys_U.dtype == keys.dtype
-    assert unique.inverse_N.long().equal(inverse)
+    assert unique.inverse_N.dtype == torch.int32
+    assert unique.keys_U[unique.inverse_N.long()].equal(keys)
+    assert unique.keys_U.sort().values.equal(keys.unique())
+    part_of_key = torch.bucketize(unique.keys_U, starts[1:-1], right=True)
+    assert part_of_key.equal(part_of_key.sort().values), "parts must come one after another"
+    assert unique.counts_P.equal(part_of_key.bincount(minlength=starts.numel() - 1))
+    if unique.grouping is not None:
+        starts_U1, order_N = unique.grouping.starts_U1, unique.grouping.order_N
+        for u in range(unique.keys_U.numel()):
+            ids = order_N[int(starts_U1[u]) : int(starts_U1[u + 1])].tolist()
+            assert ids == (keys == unique.keys_U[u]).nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@given(keys=st.lists(st.integers(0, 49), max_size=200))
-def test_equals_torch_unique(method: str, dtype: torch.dtype, keys: list[int]) -> None:
+@given(
+    keys=st.lists(st.integers(0, 49), max_size=200),
+    inner=st.lists(st.integers(0, 50), max_size=5).map(sorted),
+)
+def test_unique_keys_of_each_part(
+    method: str, dtype: torch.dtype, keys: list[int], inner: list[int]
+) -> None:
+    starts = parts(0, *inner, 50, dtype=dtype)
     tensor = torch.tensor(keys, dtype=dtype)
-    check(tensor, getattr(Dedup(50), method)(tensor))
+    check(tensor, starts, getattr(Dedup(starts), method)(tensor))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_batches_do_not_disturb_each_other(method: str) -> None:
-    deduplicate = getattr(Dedup(1000), method)
+@pytest.mark.parametrize("stride", [1, 4096, 65537])
+def test_batches_of_all_sizes_do_not_disturb_each_other(method: str, stride: int) -> None:
+    """Also many more unique keys than the batch before, and keys that are far apart."""
+    starts = parts(0, 5000 * stride, 10_000 * stride, dtype=torch.int64)
+    deduplicate = getattr(Dedup(starts), method)
     generator = torch.Generator().manual_seed(0)
-    for size in (300, 0, 1, 1000, 17):
-        keys = torch.randint(1000, (size,), generator=generator, dtype=torch.int32)
-        check(keys, deduplicate(keys))
+    for size in (300, 0, 1, 60_000, 17, 9000):
+        keys = torch.randint(10_000, (size,), generator=generator) * stride
+        unique = deduplicate(keys)
+        assert unique.keys_U[unique.inverse_N.long()].equal(keys)
+        assert unique.keys_U.sort().values.equal(keys.unique())
+        assert unique.counts_P.tolist() == [
+            int((keys.unique() < 5000 * stride).sum()),
+            int((keys.unique() >= 5000 * stride).sum()),
+        ]
+
+
+def test_sort_gives_ascending_keys() -> None:
+    keys = torch.tensor([7, 3, 7, 7, 0, 3], dtype=torch.int32)
+    assert Dedup(parts(0, 10)).by_sort(keys).keys_U.tolist() == [0, 3, 7]
 
 
 def test_static_shapes_pad_with_the_key_space() -> None:
     """What CUDA does, on CPU: the same numbers, with a padded tail instead of a cut."""
     keys = torch.tensor([7, 3, 7, 7, 0, 3], dtype=torch.int32)
-    unique = Dedup(10).by_sort(keys, static_shape=True)
+    dedup = Dedup(parts(0, 5, 10))
+    unique = dedup.by_sort(keys, static_shape=True)
     assert unique.keys_U.tolist() == [0, 3, 7, 10, 10, 10]
-    assert unique.keys_U[unique.inverse_N.long()].equal(keys)
-
-
-@pytest.mark.parametrize(
-    ("ids", "share"), [(100, 0.6), ((1 << 15) - 1, 0.6), (1 << 15, 0.12), (1 << 18, 0.3)]
-)
-def test_direct_addressing_only_where_it_pays(ids: int, share: float) -> None:
-    space = dedup.DIRECT_MAX_KEY_SPACE
-    assert choose_method(ids, space, share) == "direct"
-    assert choose_method(ids, space + 1, share) == "sort"
-    assert choose_method(ids, space, share + 0.01) == "sort"
-
-
-def test_method_follows_the_share_of_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    deduplicate, used = Dedup(1000), []
-
-    def recording(method: str) -> Callable[[torch.Tensor], Unique]:
-        original = getattr(deduplicate, method)
-
-        def call(keys: torch.Tensor) -> Unique:
-            used.append(method)
-            return original(keys)
-
-        return call
-
-    for method in METHODS:
-        monkeypatch.setattr(deduplicate, method, recording(method))
-    repeated = torch.zeros(1000, dtype=torch.int32)
-    check(repeated, deduplicate(repeated))  # nothing known yet
-    check(repeated, deduplicate(repeated))
-    assert used == METHODS
+    assert unique.counts_P.tolist() == [2, 1]
+    exact = dedup.by_sort(keys)
+    assert unique.inverse_N.equal(exact.inverse_N)
+    assert unique.grouping is not None and exact.grouping is not None
+    assert unique.grouping.order_N.equal(exact.grouping.order_N)
+    assert unique.grouping.starts_U1.tolist() == [0, 1, 3, 6, 6, 6, 6]
+    assert exact.grouping.starts_U1.tolist() == [0, 1, 3, 6]

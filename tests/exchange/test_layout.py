@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.dedup import Dedup
+from fusedrec_torchrec.exchange.input_dist import rows_of_buckets
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
 from fusedrec_torchrec.exchange.options import ExchangeOptions
@@ -71,17 +73,24 @@ def layout_of(
     return ExchangeLayout(group_into_buckets(sharded_tables(specs, rows)), CPU)
 
 
-def test_key_space_is_table_after_table_in_bucket_order() -> None:
+def test_key_space_runs_through_buckets_owners_and_tables() -> None:
     layout = layout_of([8, 4, 8], [[0, 2, 3], [0, 5, 10], [0, 0, 7]], [["x", "y"], ["z"], ["x"]])
     assert [t.name for t in layout.tables] == ["t0", "t2", "t1"]
     assert layout.slot_names == [("x", "t0"), ("y", "t0"), ("x", "t2"), ("z", "t1")]
     assert layout.key_space == 20
     assert layout.key_dtype == torch.int32
-    assert layout.slot_key_bases_S.tolist() == [0, 0, 3, 10]
     assert layout.slot_rows_S.tolist() == [3, 3, 7, 10]
-    assert layout.segment_starts_G1.tolist() == [0, 2, 3, 3, 10, 15, 20]
-    # Rank 1 holds one row of t0, then all of t2.
-    assert layout.row_shifts_G.tolist() == [0, -2, 2 - 3, 1 - 3, -10, -15]
+    assert layout.slot_starts_SW.tolist() == [[0, 2], [0, 2], [0, 0], [0, 5]]
+    # Bucket 0: rank 0 has two rows of t0, rank 1 one of t0 and seven of t2.  Bucket 1: five each.
+    assert layout.part_starts_P1.tolist() == [0, 2, 10, 15, 20]
+    assert layout.slot_shifts_SW.tolist() == [[0, 0], [0, 0], [2, 3], [10, 10]]
+    assert layout.slot_blocks_S is None
+
+
+def test_even_ranges_are_known_as_such() -> None:
+    layout = layout_of([8, 8], [[0, 5, 10], [0, 2, 3]])
+    assert layout.slot_blocks_S is not None
+    assert layout.slot_blocks_S.tolist() == [5, 2]
 
 
 def test_large_key_spaces_use_64_bits() -> None:
@@ -105,81 +114,149 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int
     return dims, rows, ids
 
 
-@pytest.mark.parametrize("static_shape", [False, True])
-@given(problem=problems())
+def used_keys(layout: ExchangeLayout, options: ExchangeOptions, use_native: bool) -> KeySpace:
+    space = KeySpace(layout, options)
+    space._native = use_native
+    return space
+
+
+NATIVE = [
+    False,
+    pytest.param(
+        True, marks=pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+    ),
+]
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+@pytest.mark.parametrize("method", ["by_sort", "by_hash", "static"])
+@given(problem=problems(), equally_many=st.booleans())
 def test_every_id_is_routed_to_the_owner_of_its_row(
-    static_shape: bool, problem: tuple[list[int], list[list[int]], list[list[int]]]
+    method: str,
+    use_native: bool,
+    problem: tuple[list[int], list[list[int]], list[list[int]]],
+    equally_many: bool,
 ) -> None:
-    """Follows each id by hand: owner, local row in its bucket, place on the wire and in matrix."""
+    """Follows each id by hand: its owner, its local row, its place on the wire and in the matrix."""
+    if method == "by_hash" and not use_native:
+        return
     dims, rows, ids = problem
+    if equally_many:  # of every table: a path of its own
+        ids = [[i % r[-1] for i in range(3)] for r in rows]
     layout = layout_of(dims, rows)
     order = [int(table.name[1:]) for table in layout.tables]  # bucket order
-    counts = torch.tensor([len(ids[t]) for t in order])
+    counts = [len(ids[t]) for t in order]
     values = torch.tensor([i for t in order for i in ids[t]], dtype=torch.int64)
-    keys, bad = KeySpace(layout, ExchangeOptions()).keys(values, counts)
+    keys, bad = used_keys(layout, ExchangeOptions(), use_native).keys(values, counts)
     assert not bad
-    unique = Dedup(layout.key_space).by_sort(keys, static_shape)
+    assert keys.dtype == layout.key_dtype
+    dedup = Dedup(layout.part_starts_P1)
+    unique = dedup.by_hash(keys) if method == "by_hash" else dedup.by_sort(keys, method == "static")
     routed = route(layout, unique)
 
-    ranks = layout.world_size
-    bucket_of = [k for k, b in enumerate(layout.buckets) for _ in range(b.first_table, b.end_table)]
-    asked: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (owner, bucket) -> (table, row)
-    for position, t in enumerate(order):
-        for row in sorted(set(ids[t])):
-            owner = next(r for r in range(ranks) if rows[t][r] <= row < rows[t][r + 1])
-            asked.setdefault((owner, bucket_of[position]), []).append((t, row))
-    buckets = len(layout.buckets)
-    want_counts = [[len(asked.get((r, k), [])) for k in range(buckets)] for r in range(ranks)]
-    assert routed.counts_WK.tolist() == want_counts
+    ranks, buckets = layout.world_size, len(layout.buckets)
+    bucket_of = {
+        order[p]: k
+        for k, b in enumerate(layout.buckets)
+        for p in range(b.first_table, b.end_table)
+    }
 
-    def local_row(t: int, row: int, owner: int, bucket: int) -> int:
-        before = [u for p, u in enumerate(order) if bucket_of[p] == bucket]
-        before = before[: before.index(t)]
-        return sum(rows[u][owner + 1] - rows[u][owner] for u in before) + row - rows[t][owner]
+    def place(t: int, row: int) -> tuple[int, int, int]:
+        """(bucket, owner, row in the owner's bucket)."""
+        owner = next(r for r in range(ranks) if rows[t][r] <= row < rows[t][r + 1])
+        before = [u for u in order[: order.index(t)] if bucket_of[u] == bucket_of[t]]
+        base = sum(rows[u][owner + 1] - rows[u][owner] for u in before)
+        return bucket_of[t], owner, base + row - rows[t][owner]
 
-    wire = [
-        local_row(t, row, r, k)
+    wanted = [place(t, row) for t in order for row in ids[t]]
+    want_counts = [
+        [len({w for w in wanted if w[:2] == (k, r)}) for r in range(ranks)] for k in range(buckets)
+    ]
+    assert routed.counts_KW.tolist() == want_counts
+
+    # Rows come back bucket by bucket, owner by owner: each id finds its own.
+    answers = [
+        (k, r)
+        for k in range(buckets)
         for r in range(ranks)
-        for k in range(buckets)
-        for t, row in asked.get((r, k), [])
+        for _ in range(want_counts[k][r])
     ]
-    used = len(wire)
-    sent = torch.full((routed.wire_U.numel(),), -1, dtype=torch.int32)
-    sent.scatter_(0, routed.wire_U, routed.local_rows_U)
-    assert sent[:used].tolist() == wire
-
-    matrix = [
-        {entry: i for i, entry in enumerate(e for r in range(ranks) for e in asked.get((r, k), []))}
-        for k in range(buckets)
+    local_rows = routed.local_rows_U.tolist()
+    ids_per_bucket = [
+        sum(counts[b.first_table : b.end_table]) for b in layout.buckets
     ]
-    want_rows = [
-        matrix[bucket_of[position]][(t, row)] for position, t in enumerate(order) for row in ids[t]
-    ]
-    assert routed.row_N.tolist() == want_rows
+    first, got = 0, []
+    for k, (row_N, grouping) in enumerate(
+        rows_of_buckets(unique, routed.counts_KW, ids_per_bucket)
+    ):
+        for row in row_N.tolist():
+            got.append((*answers[first + row], local_rows[first + row]))
+        if grouping is not None:
+            for row in range(sum(want_counts[k])):
+                start, end = grouping.starts_U1[row : row + 2].tolist()
+                positions = grouping.order_N[start:end].tolist()
+                assert positions == (row_N == row).nonzero().flatten().tolist()
+        first += sum(want_counts[k])
+    assert got == wanted
+
+    # On the wire: owner by owner, bucket by bucket.
+    sent = iter(routed.wire_order().tolist())
+    for r in range(ranks):
+        for k in range(buckets):
+            own = [local_rows[i] for i, answer in enumerate(answers) if answer == (k, r)]
+            assert [next(sent) for _ in own] == own
 
 
-def test_hashed_tables_take_any_id_and_others_do_not() -> None:
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_hashed_tables_take_any_id_and_others_do_not(use_native: bool) -> None:
     layout = layout_of([8, 8], [[0, 5, 10], [0, 5, 10]])
-    keys = KeySpace(layout, ExchangeOptions(hash_ids=["t0"]))
-    raw, counts = torch.tensor([-5, 2**60, 3, 9]), torch.tensor([2, 2])
+    keys = used_keys(layout, ExchangeOptions(hash_ids=["t0"]), use_native)
+    raw, counts = torch.tensor([-5, 2**60, 3, 9]), [2, 2]
     got, bad = keys.keys(raw, counts)
     assert not bad
-    assert bool(((got[:2] >= 0) & (got[:2] < 10)).all())
-    assert got[2:].tolist() == [13, 19]
+    # Keys 0-9 are rank 0's: five rows of t0, then five of t1; 10-19 are rank 1's.
+    assert {int(key) % 10 for key in got[:2]} <= set(range(5))
+    assert got[2:].tolist() == [5 + 3, 10 + 5 + 4]
     raw[3] = 10
-    _, bad = keys.keys(raw, counts)
+    got, bad = keys.keys(raw, counts)
     assert bad
+    assert bool(((got >= 0) & (got < layout.key_space)).all()), "what follows must stay in bounds"
     assert keys.describe_bad_ids(raw, counts) == (
         "feature 'f1' of table 't1': id 10 at position 1 is out of range [0, 10)"
     )
 
 
-def test_keys_and_routes_beyond_32_bits() -> None:
-    layout = layout_of([4, 4], [[0, 2**30, 2**31 - 2], [0, 10, 20]])
-    ids, counts = torch.tensor([2**31 - 3, 19, 0]), torch.tensor([1, 2])
-    keys, bad = KeySpace(layout, ExchangeOptions()).keys(ids, counts)
+@pytest.mark.parametrize("use_native", NATIVE)
+@pytest.mark.parametrize("ranks", [1, 2, 5, 9, 12])
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("bad_id", [-1, 40, -(2**31), 2**31 - 1])
+def test_bad_ids_are_seen_wherever_they_are(
+    use_native: bool, ranks: int, id_dtype: torch.dtype, bad_id: int
+) -> None:
+    starts = [min(r * -(-40 // ranks), 40) for r in range(ranks + 1)]
+    layout = layout_of([8, 8], [starts, starts])
+    space = used_keys(layout, ExchangeOptions(), use_native)
+    ids = torch.arange(6, dtype=id_dtype) * 6
+    counts = [3, 3]
+    good, bad = space.keys(ids, counts)
     assert not bad
-    assert keys.tolist() == [2**31 - 3, 2**31 - 2 + 19, 2**31 - 2]
-    routed = route(layout, Dedup(layout.key_space).by_sort(keys))
-    assert routed.owner_U.tolist() == [1, 0, 1]
-    assert routed.local_rows_U.tolist() == [2**30 - 3, 2**30, 2**30 - 2 + 9]
+    assert len(set(good.tolist())) == 6
+    for position in range(6):
+        broken = ids.clone()
+        broken[position] = bad_id
+        keys, bad = space.keys(broken, counts)
+        assert bad
+        assert bool(((keys >= 0) & (keys < layout.key_space)).all())
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_keys_and_routes_beyond_32_bits(use_native: bool) -> None:
+    layout = layout_of([4, 4], [[0, 2**30, 2**31 - 2], [0, 10, 20]])
+    ids, counts = torch.tensor([2**31 - 3, 19, 0]), [1, 2]
+    keys, bad = used_keys(layout, ExchangeOptions(), use_native).keys(ids, counts)
+    assert not bad
+    # Rank 0 has 2^30 rows of t0 and 10 of t1; rank 1 has 2^30 - 2 of t0 and 10 of t1.
+    assert keys.tolist() == [2**31 - 3 + 10, 2**31 - 2 + 10 + 9, 2**30]
+    routed = route(layout, Dedup(layout.part_starts_P1).by_sort(keys))
+    assert routed.counts_KW.tolist() == [[1, 2]]
+    assert routed.local_rows_U.tolist() == [2**30, 2**30 - 3, 2**30 - 2 + 9]

@@ -370,7 +370,7 @@ def recorded_streams(case: Case) -> None:
     context = ctx.sharding_contexts[0]
     wanted = [received[0].rows_R]
     for bags in context.bags:
-        wanted += [bags.rows_N, bags.offsets_B1, bags.divisor_B1, bags.order_N]
+        wanted += [bags.rows_N, bags.offsets_B1, bags.divisor_B, bags.order_N]
     pointers = {tensor.data_ptr() for tensor in wanted if tensor is not None}
     assert len(pointers) > 5
     assert pointers <= seen

@@ -1,0 +1,136 @@
+"""The least a deduplicating step can cost, measured with the same data.
+
+Three parts, each the bare operation in buffers that were made before:
+
+- *exchange*: all-to-all of the ids, of the rows and of the gradients, exactly the unique ones;
+- *lookup*: FBGEMM's lookup and update of the rows this rank was asked for;
+- *gather*: received rows to the output, once.
+
+Dedup itself, the sums of gradients and every check come on top of that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
+
+from fusedrec_torchrec.bench.systems import System
+from fusedrec_torchrec.bench.workload import Workload
+from fusedrec_torchrec.exchange.bags import Bags
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.regroup import bucket_major
+
+__all__ = ["Bounds"]
+
+
+@dataclass
+class _Batch:
+    """What the fused step exchanges for one batch."""
+
+    counts_out: list[list[int]]
+    counts_in: list[list[int]]
+    rows_R: torch.Tensor
+    bags: list[Bags]
+
+
+class Bounds:
+    """Lower bounds of the fused system on a workload.
+
+    Attributes:
+        parts: by name, a function of the batch's number.
+        ids: ids of the first batch, all ranks together.
+        unique: rows that its ranks ask for, without repetition on a rank.
+        unique_remote_bytes: size of those of them that another rank owns.
+    """
+
+    def __init__(self, fused: System, workload: Workload) -> None:
+        module = fused.model.module.embeddings
+        self._kernels = list(module._lookups[0]._emb_modules)
+        self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
+        self._batches = [self._exchanged(module, batch) for batch in workload.batches]
+        self._make_buffers()
+        self.parts: dict[str, Callable[[int], None]] = {
+            "exchange": self._exchange,
+            "lookup": self._lookup,
+            "gather": self._gather,
+        }
+        self._count(workload)
+
+    @staticmethod
+    def _exchanged(module: torch.nn.Module, batch: object) -> _Batch:
+        context = module.create_context()
+        received = module.input_dist(context, batch).wait().wait()[0]
+        fused = context.sharding_contexts[0]
+        assert isinstance(received, ReceivedRows) and isinstance(fused, FusedShardingContext)
+        return _Batch(fused.counts_out, fused.counts_in, received.rows_R, fused.bags)
+
+    def _elements(self, counts: list[list[int]]) -> list[int]:
+        return [sum(n * d for n, d in zip(row, self._dims, strict=True)) for row in counts]
+
+    def _make_buffers(self) -> None:
+        out = max(sum(self._elements(b.counts_out)) for b in self._batches)
+        received = max(sum(self._elements(b.counts_in)) for b in self._batches)
+        self._asked = torch.zeros(out)
+        self._owned = torch.zeros(received)
+        ids = max(sum(map(sum, (*b.counts_out, *b.counts_in))) for b in self._batches)
+        self._ids_out = torch.zeros(ids, dtype=torch.int32)
+        self._ids_in = torch.zeros(ids, dtype=torch.int32)
+        self._outputs = [
+            torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim)
+            for k, dim in enumerate(self._dims)
+        ]
+
+    def _exchange(self, number: int) -> None:
+        batch = self._batches[number]
+        ids_out, ids_in = ([sum(row) for row in c] for c in (batch.counts_out, batch.counts_in))
+        dist.all_to_all_single(
+            self._ids_in[: sum(ids_in)], self._ids_out[: sum(ids_out)], ids_in, ids_out
+        )
+        asked, owned = self._elements(batch.counts_out), self._elements(batch.counts_in)
+        rows, own = self._asked[: sum(asked)], self._owned[: sum(owned)]
+        dist.all_to_all_single(rows, own, asked, owned)
+        dist.all_to_all_single(own, rows, owned, asked)
+
+    def _lookup(self, number: int) -> None:
+        """The gradient is zero, so that the model stays what it was."""
+        batch = self._batches[number]
+        for kernel, rows_R in zip(
+            self._kernels, bucket_major(batch.rows_R, batch.counts_in), strict=True
+        ):
+            found = kernel(rows_R)
+            found.backward(self._owned[: found.numel()].view_as(found))
+
+    def _gather(self, number: int) -> None:
+        batch = self._batches[number]
+        starts = [0]
+        for k, dim in enumerate(self._dims):
+            starts.append(starts[-1] + dim * sum(row[k] for row in batch.counts_out))
+        for k, (bags, dim) in enumerate(zip(batch.bags, self._dims, strict=True)):
+            rows = self._asked[starts[k] : starts[k + 1]].view(-1, dim)
+            if bags.offsets_B1 is None:
+                torch.index_select(rows, 0, bags.rows_N, out=self._outputs[k][: bags.num_bags])
+            elif rows.numel():
+                torch.embedding_bag(
+                    rows,
+                    bags.rows_N,
+                    bags.offsets_B1.to(bags.rows_N.dtype),
+                    mode=0,
+                    include_last_offset=True,
+                )
+
+    def _count(self, workload: Workload) -> None:
+        """From the ids themselves, without the exchange's own arithmetic."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        unique = remote_bytes = 0
+        batch = workload.batches[0]
+        for (name, rows), dim in zip(workload.table_rows.items(), workload.dims, strict=True):
+            ids = batch[name].values().unique()
+            per_rank = -(-rows // ranks)  # fused_row_wise splits tables evenly
+            remote = int((ids // per_rank != rank).sum())
+            unique += ids.numel()
+            remote_bytes += remote * dim * 4
+        counts = torch.tensor([batch.values().numel(), unique, remote_bytes])
+        dist.all_reduce(counts)
+        self.ids, self.unique, self.unique_remote_bytes = counts.tolist()

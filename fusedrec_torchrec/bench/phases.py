@@ -1,0 +1,38 @@
+"""Where the time of a fused step goes."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from fusedrec_torchrec.bench.systems import System
+from fusedrec_torchrec.bench.workload import Workload, outputs_of
+from fusedrec_torchrec.exchange.stages import STAGES, StageTimer
+
+__all__ = ["phases_of"]
+
+
+def phases_of(fused: System, workload: Workload, steps: int) -> dict[str, float]:
+    """Mean seconds of each stage of a step, on the average rank.
+
+    ``update`` is FBGEMM's part of backward, from the arrival of the gradients to the end;
+    ``other`` is what no stage accounts for; ``step`` is the whole.
+    """
+    names = [*STAGES, "update", "other", "step"]
+    totals = dict.fromkeys(names, 0.0)
+    for number in range(steps):
+        batch = workload.batches[number % len(workload.batches)]
+        dist.barrier()
+        with StageTimer() as timer:
+            begun = time.perf_counter()
+            fused.step(batch)
+            ended = time.perf_counter()
+        update = ended - timer.ends["gradients"]
+        for name, seconds in timer.seconds.items():
+            totals[name] += seconds
+        totals["update"] += update
+        totals["step"] += ended - begun
+        totals["other"] += ended - begun - update - sum(timer.seconds.values())
+    means = torch.tensor([totals[name] / steps for name in names], dtype=torch.float64)
+    dist.all_reduce(means)
+    return dict(zip(names, (means / dist.get_world_size()).tolist(), strict=True))

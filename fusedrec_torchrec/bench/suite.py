@@ -1,0 +1,102 @@
+"""What a benchmark run measures: the tree behind ``benchmarks/*.yaml`` and ``fusedrec bench``."""
+
+import dataclasses
+import itertools
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fusedrec_torchrec.config import from_mapping, section, to_mapping
+
+__all__ = ["SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig"]
+
+SystemName = Literal[
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "planner",
+    "data_parallel",
+    "fused_row_wise",
+]
+SYSTEMS: tuple[str, ...] = SystemName.__args__  # type: ignore[attr-defined]
+
+
+@section
+class WorkloadConfig:
+    name: str = Field(default="zipf", min_length=1)
+    """Title in tables and plots; a sweep adds its values to it."""
+    data: Literal["zipf", "criteo"] = "zipf"
+    """Generated ids, or those of a file in Criteo's format (--data)."""
+    module: Literal["ebc", "ec"] = "ebc"
+    """EmbeddingBagCollection (pooled) or EmbeddingCollection (sequences)."""
+    batch_size: int = Field(default=2048, ge=1)
+    """Samples of one rank and step."""
+    ranks: int = Field(default=2, ge=1)
+    """Number of processes; more than the machine has cores say little about time."""
+    dims: list[int] = Field(default=[64], min_length=1)
+    """Columns of the tables, in turn."""
+    tables: int = Field(default=26, ge=1)
+    """zipf: number of tables."""
+    rows: int = Field(default=12000, ge=1)
+    """zipf: rows of each table."""
+    zipf: float = Field(default=1.1, ge=0)
+    """zipf: exponent of the law of popularity, 0 is uniform."""
+    pooling: float = Field(default=1.0, gt=0, le=1000)
+    """zipf: average number of ids of a sample and feature; 1 is exactly one."""
+    systems: list[SystemName] = Field(default=[])
+    """Systems to run on this workload; those of the suite if empty."""
+    link: str = ""
+    """Emulated hosts' link, as 1gbit or 200mbit; empty is loopback."""
+    sweep: dict[str, list[Any]] = Field(default={})
+    """Fields and the values they take in turn; all combinations are run."""
+
+    def __post_init__(self) -> None:
+        for dim in self.dims:
+            if dim < 4 or dim % 4:
+                raise ValueError(f"dims holds {dim}, must be positive multiples of 4")
+
+    def expanded(self) -> list["WorkloadConfig"]:
+        """One workload for each combination of the sweep's values."""
+        if not self.sweep:
+            return [self]
+        base = {**to_mapping(self), "sweep": {}}
+        result = []
+        for values in itertools.product(*self.sweep.values()):
+            chosen = dict(zip(self.sweep, values, strict=True))
+            title = ", ".join(f"{field} {_short(value)}" for field, value in chosen.items())
+            data = {**base, **chosen, "name": f"{self.name}, {title}"}
+            result.append(from_mapping(WorkloadConfig, data, f"sweep of workload {self.name!r}"))
+        return result
+
+
+@section
+class SuiteConfig:
+    systems: list[SystemName] = Field(default=list(SYSTEMS), min_length=1)
+    """What is compared."""
+    pairs: int = Field(default=7, ge=5)
+    """Rounds; in each, every system runs once, so that ratios are of neighbours in time."""
+    steps: int = Field(default=4, ge=1)
+    """Training steps of one measurement."""
+    warm_up: int = Field(default=3, ge=1)
+    """Steps of each system before the first measurement."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of each rank."""
+    memory: bool = False
+    """Also runs the best stock system and the fused one alone, for their peak memory."""
+    data_parallel_mib: int = Field(default=512, ge=0)
+    """data_parallel is left out if the tables are larger: it sends all of their gradients."""
+    workloads: list[WorkloadConfig] = Field(default=[WorkloadConfig()], min_length=1)
+    """What it is compared on."""
+
+    def expanded(self) -> list[WorkloadConfig]:
+        """All workloads, with sweeps expanded and systems filled in."""
+        return [
+            dataclasses.replace(workload, systems=workload.systems or self.systems)
+            for parent in self.workloads
+            for workload in parent.expanded()
+        ]
+
+
+def _short(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,163 @@
+"""The systems under comparison: one model, sharded in different ways.
+
+All have FBGEMM's fused row-wise AdaGrad, except data_parallel: TorchRec runs it on dense gradients
+and a dense optimizer, here the cheapest, SGD.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
+from fusedrec_torchrec.sharders import (
+    FusedEmbeddingBagCollectionSharder,
+    FusedEmbeddingCollectionSharder,
+)
+from fusedrec_torchrec.sharding_plan import fused_row_wise
+
+__all__ = ["System", "build"]
+
+OPTIMIZER = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02, "eps": 1e-8}
+
+
+class System:
+    """A sharded model and its training step."""
+
+    def __init__(self, name: str, model: DistributedModelParallel) -> None:
+        self.name = name
+        self.model = model
+        dense = [p for p in model.parameters() if name == "data_parallel"]
+        self._optimizer = torch.optim.SGD(dense, lr=0.02) if dense else None
+        self._gradients: dict[torch.Size, torch.Tensor] = {}
+
+    def step(self, batch: KeyedJaggedTensor) -> None:
+        """Forward, backward from a fixed gradient, update."""
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        outputs = outputs_of(self.model(_fresh(batch)))
+        torch.autograd.backward(outputs, [self._gradient(output.shape) for output in outputs])
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def _gradient(self, shape: torch.Size) -> torch.Tensor:
+        """What the rest of a network would send back; made once, it is not what is measured."""
+        if shape not in self._gradients:
+            generator = torch.Generator().manual_seed(0)
+            self._gradients[shape] = torch.randn(shape, generator=generator) / 1024
+        return self._gradients[shape]
+
+
+def _fresh(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch as a data loader would give it: nothing computed from it yet."""
+    return KeyedJaggedTensor(
+        keys=batch.keys(), values=batch.values(), lengths=batch.lengths(), stride=batch.stride()
+    )
+
+
+def build(name: str, workload: Workload) -> System:
+    """Shards the workload's model; a collective call."""
+    model = workload.model()
+    with _emulated_nodes(2 if name == "table_row_wise" else 1):
+        sharder = _sharder(name, workload)
+        plan = _plan(name, workload, model, sharder)
+        sharded = DistributedModelParallel(
+            module=model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=CPU,
+            plan=plan,
+            sharders=[sharder],
+        )
+    return System(name, sharded)
+
+
+def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
+    is_ec = workload.config.module == "ec"
+    if name == "fused_row_wise":
+        fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
+        return fused(fused_params=dict(OPTIMIZER))
+    stock = EmbeddingCollectionSharder if is_ec else EmbeddingBagCollectionSharder
+    return stock(fused_params=dict(OPTIMIZER))
+
+
+def _plan(
+    name: str, workload: Workload, model: Model, sharder: ModuleSharder[torch.nn.Module]
+) -> ShardingPlan:
+    ranks, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if name == "planner":
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=ranks, compute_device="cpu", local_world_size=local),
+            batch_size=workload.config.batch_size,
+            debug=False,
+        )
+        group = dist.group.WORLD
+        assert group is not None
+        return planner.collective_plan(model, [sharder], group)
+    generators = {
+        table: _generator(name, i, ranks) for i, table in enumerate(workload.table_rows)
+    }
+    module_plan = construct_module_sharding_plan(
+        model.embeddings,
+        generators,
+        sharder=sharder,
+        world_size=ranks,
+        local_size=local,
+        device_type="cpu",
+    )
+    return ShardingPlan({"embeddings": module_plan})
+
+
+def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:
+    """Tables go to the ranks in turn, as a user who balances by hand would place them."""
+    if name == "table_wise":
+        return table_wise(rank=table % ranks, compute_kernel="fused")
+    if name == "column_wise":
+        return column_wise(ranks=list(range(ranks)), compute_kernel="fused")
+    if name == "row_wise":
+        return row_wise(compute_kernel="fused")
+    if name == "table_row_wise":
+        return _fused_kernel(table_row_wise(host_index=table % 2))
+    if name == "data_parallel":
+        return data_parallel()
+    return fused_row_wise()
+
+
+def _fused_kernel(generator: ParameterShardingGenerator) -> ParameterShardingGenerator:
+    """TorchRec's ``table_row_wise`` takes no kernel, and picks the dense one on CPU."""
+
+    def generate(*args: Any) -> ParameterSharding:
+        return dataclasses.replace(generator(*args), compute_kernel="fused")
+
+    return generate
+
+
+@contextmanager
+def _emulated_nodes(nodes: int) -> Iterator[None]:
+    """TorchRec learns the ranks of a node from the environment."""
+    before = os.environ["LOCAL_WORLD_SIZE"]
+    if nodes > 1:
+        os.environ["LOCAL_WORLD_SIZE"] = str(max(dist.get_world_size() // nodes, 1))
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_WORLD_SIZE"] = before

@@ -1,0 +1,130 @@
+"""A workload's model and batches, the same for every system."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from fusedrec_torchrec.bench.suite import WorkloadConfig
+from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.data.samples import Samples, Source
+from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+
+__all__ = ["Model", "Workload", "open_source", "outputs_of"]
+
+BATCHES = 8
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """The embedding part of a model, alone: what sharding is about."""
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, features: KeyedJaggedTensor) -> object:
+        return self.embeddings(features)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one rank trains on.
+
+    Attributes:
+        table_rows: rows by table.
+        dims: columns of each table.
+        batches: this rank's batches, used in turn.
+    """
+
+    config: WorkloadConfig
+    table_rows: dict[str, int]
+    dims: list[int]
+    batches: list[KeyedJaggedTensor]
+
+    @classmethod
+    def make(cls, config: WorkloadConfig, source: Source, rank: int) -> "Workload":
+        """Rank's share of the data: batches of all ranks alternate.
+
+        Raises:
+            ValueError: the data is too small for one batch of every rank.
+        """
+        size, ranks = config.batch_size, config.ranks
+        steps = min(BATCHES, source.samples // (size * ranks))
+        if not steps:
+            raise ValueError(
+                f"workload {config.name!r}: {ranks} batches of {size} samples need "
+                f"{ranks * size}, the data has {source.samples}"
+            )
+        rows = source.table_rows
+        dims = [config.dims[i % len(config.dims)] for i in range(len(rows))]
+        starts = [(step * ranks + rank) * size for step in range(steps)]
+        names = list(rows)
+        batches = [_batch(source.read(start, start + size), names) for start in starts]
+        return cls(config, rows, dims, batches)
+
+    def model(self) -> Model:
+        """The unsharded model, without memory for its tables."""
+        tables = [
+            {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": [name]}
+            for (name, rows), dim in zip(self.table_rows.items(), self.dims, strict=True)
+        ]
+        meta = torch.device("meta")
+        if self.config.module == "ec":
+            configs = [EmbeddingConfig(**table) for table in tables]
+            # An EmbeddingCollection has one dimension for all of its tables.
+            return Model(EmbeddingCollection(tables=configs, device=meta))
+        bag_configs = [EmbeddingBagConfig(**table) for table in tables]
+        return Model(EmbeddingBagCollection(tables=bag_configs, device=meta))
+
+    @property
+    def table_bytes(self) -> int:
+        return 4 * sum(
+            rows * dim for rows, dim in zip(self.table_rows.values(), self.dims, strict=True)
+        )
+
+
+def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
+    """The data of a workload."""
+    if config.data == "criteo":
+        if prepared is None:
+            raise ValueError(
+                f"workload {config.name!r} needs data in Criteo's format: --data FILE_OR_FOLDER"
+            )
+        return PreparedData.open(prepared)
+    return SyntheticData(
+        [
+            SyntheticTable(
+                name=f"table_{i}", rows=config.rows, zipf=config.zipf, pooling=config.pooling
+            )
+            for i in range(config.tables)
+        ],
+        dense_features=0,
+        samples=BATCHES * config.ranks * config.batch_size,
+    )
+
+
+def _batch(samples: Samples, names: list[str]) -> KeyedJaggedTensor:
+    size = len(samples)
+    lengths = (
+        torch.ones(len(names) * size, dtype=torch.int32)
+        if samples.lengths is None
+        else torch.from_numpy(samples.lengths).int().reshape(-1)
+    )
+    return KeyedJaggedTensor(
+        keys=names, values=torch.from_numpy(samples.ids), lengths=lengths, stride=size
+    )
+
+
+def outputs_of(result: object) -> list[torch.Tensor]:
+    """The tensors that a model returned, waited for."""
+    if hasattr(result, "wait"):
+        result = result.wait()
+    if isinstance(result, KeyedTensor):
+        return [result.values()]
+    assert isinstance(result, dict)
+    values: list[JaggedTensor] = list(result.values())
+    return [value.values() for value in values]

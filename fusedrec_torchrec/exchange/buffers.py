@@ -1,0 +1,54 @@
+"""Memory of large tensors, used again by the next batch.
+
+On CPU a fresh tensor of tens of megabytes comes from the operating system page by page, which can
+cost more than filling it; CUDA's caching allocator has no such problem.  A buffer is lent out as
+an ordinary tensor.  It comes back when the last reference to the tensor's storage is gone -
+views, autograd and collectives included - so whoever keeps a tensor keeps its content.
+"""
+
+import weakref
+from collections import defaultdict, deque
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["Buffers"]
+
+KEPT = 2  # of each name: the training pipelines have two batches in flight
+ALIGNMENT = 64
+ROOM = 1.125  # batches vary in size
+SMALLEST = 1 << 16  # below it, malloc keeps memory itself
+
+
+class Buffers:
+    """Buffers by name; each name keeps those of at most two batches."""
+
+    def __init__(self) -> None:
+        self._free: dict[str, deque[NDArray[np.uint8]]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """An uninitialised tensor."""
+        size = prod(shape) * dtype.itemsize
+        if device.type != "cpu" or size < SMALLEST:
+            return torch.empty(shape, dtype=dtype, device=device)
+        free = self._free[name]
+        block = None
+        while free and block is None:
+            candidate = free.pop()  # the last to come back is the one most likely still in cache
+            if candidate.nbytes >= size:  # one that is too small is let go
+                block = candidate
+        if block is None:
+            block = _aligned(int(size * ROOM))
+        lease = block[:size]
+        weakref.finalize(lease, free.append, block).atexit = False
+        return torch.from_numpy(lease).view(dtype).view(shape)
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    raw = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
