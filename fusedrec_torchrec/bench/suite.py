@@ -50,6 +50,8 @@ class WorkloadConfig:
     """Emulated hosts' link, as 1gbit or 200mbit; empty is loopback."""
     sweep: dict[str, list[Any]] = Field(default={})
     """Fields and the values they take in turn; all combinations are run."""
+    series: str = ""
+    """Name of the workload that a sweep made this one of."""
 
     def __post_init__(self) -> None:
         for dim in self.dims:
@@ -58,14 +60,18 @@ class WorkloadConfig:
 
     def expanded(self) -> list["WorkloadConfig"]:
         """One workload for each combination of the sweep's values."""
-        if not self.sweep:
+        if not self.sweep or self.series:
             return [self]
-        base = {**to_mapping(self), "sweep": {}}
+        base = {**to_mapping(self), "series": self.name}
         result = []
         for values in itertools.product(*self.sweep.values()):
             chosen = dict(zip(self.sweep, values, strict=True))
-            title = ", ".join(f"{field} {_short(value)}" for field, value in chosen.items())
-            data = {**base, **chosen, "name": f"{self.name}, {title}"}
+            title = ", ".join(
+                _short(value) if field == "link" else f"{field} {_short(value)}"
+                for field, value in chosen.items()
+            )
+            taken = {field: [value] for field, value in chosen.items()}
+            data = {**base, **chosen, "name": f"{self.name}, {title}", "sweep": taken}
             result.append(from_mapping(WorkloadConfig, data, f"sweep of workload {self.name!r}"))
         return result
 
@@ -99,4 +105,4 @@ class SuiteConfig:
 
 
 def _short(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value) or "loopback"

@@ -26,6 +26,7 @@ from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.agreement import raise_on_all_ranks
 from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -33,7 +34,7 @@ from fusedrec_torchrec.exchange.dedup import Dedup, Grouping, Unique
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.exchange.routing import Route, route
+from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["Capacity", "FusedInputDist"]
@@ -122,7 +123,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         with stage("dedup"):
             unique = self._dedup(keys_N)
         with stage("route"):
-            routed = route(self.layout, unique)
+            routed = Route(self.layout, unique)
 
         context = FusedShardingContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
@@ -199,25 +200,16 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         self._send = send  # kept alive until the exchange is done
 
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
-        """[W, header + capacity] int32.
-
-        If the ids of an owner do not fit, they spill over and nobody looks at them; so headers are
-        written last.
-        """
+        """[W, header + capacity] int32; headers last, rows that do not fit may run over them."""
         counts_KW = self._routed.counts_KW
         largest = counts_KW.sum(0).max()
         ranks, width = counts_KW.size(1), self._header + self._capacity
-
         flat = counts_KW.new_empty(ranks * width + 1, dtype=torch.int32)
-        messages = flat[:-1].view(ranks, width)
         if self._capacity:
-            rows_start_W = torch.arange(ranks, device=flat.device) * width + self._header
-            starts_KW = rows_start_W + counts_KW.cumsum(0) - counts_KW
-            target_U = self._routed.positions(starts_KW, padding=ranks * width)
-            flat.scatter_(0, target_U, self._routed.local_rows_U)
-        messages[:, STATUS] = status
-        messages[:, WANTED] = self._input_dist.capacity.wanted(largest)
-        messages[:, OVERFLOW] = largest > self._capacity
+            self._routed.pack(flat, self._header)
+        messages = flat[:-1].view(ranks, width)
+        words = [status, self._input_dist.capacity.wanted(largest), largest > self._capacity]
+        messages[:, :COUNTS] = torch.stack([word.to(counts_KW.dtype) for word in words])
         messages[:, COUNTS : self._header] = counts_KW.t()
         return messages
 
@@ -243,6 +235,8 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
 
     def _compact(self) -> torch.Tensor:
         """The rows of all messages, without headers and padding."""
+        if native.available_on(self._received.device):
+            return torch.ops.fusedrec.unpack(self._received, COUNTS, self._header)
         total = sum(map(sum, self.context.counts_in))
         ranks, width = self._received.shape
         device = self._received.device

@@ -7,40 +7,55 @@ parts, so each key moves by an offset that only depends on its part.
 Shape suffixes as in ``layout``; N ids, U unique keys.
 """
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.dedup import Unique
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
-__all__ = ["Route", "route"]
+__all__ = ["Route"]
 
 
-@dataclass(frozen=True)
 class Route:
-    """Where the unique keys of a batch go.
+    """Where the unique keys of a batch go; no host synchronisation.
 
     Attributes:
         counts_KW: rows asked of each owner in each bucket.
-        local_rows_U: row in the owner's bucket, int32.
     """
 
-    counts_KW: torch.Tensor
-    local_rows_U: torch.Tensor
+    def __init__(self, layout: ExchangeLayout, unique: Unique) -> None:
+        self.counts_KW = unique.counts_P.view(len(layout.buckets), layout.world_size)
+        self._keys_U = unique.keys_U
+        self._part_starts_P1 = layout.part_starts_P1
+        self._native = native.available_on(layout.device)
 
-    def positions(self, starts_KW: torch.Tensor, padding: int) -> torch.Tensor:
-        """Where each unique key goes if the keys of a part go to consecutive places.
+    @cached_property
+    def local_rows_U(self) -> torch.Tensor:
+        """The row of each unique key in its owner's bucket, int32."""
+        starts_U = self._per_key(self._part_starts_P1[:-1], behind=0)
+        return (self._keys_U - starts_U).int()
+
+    def pack(self, flat: torch.Tensor, header: int) -> None:
+        """Writes the local rows into messages to their owners.
 
         Args:
-            starts_KW: place of the first key of each part.
-            padding: place of everything behind the last unique key.
+            flat: int32, as many messages of one length as there are ranks, and a spare element.
+            header: elements at the beginning of a message that stay free.  If an owner's rows do
+                not fit behind them, the content of all messages, headers included, is undefined.
         """
-        counts_P = self.counts_KW.reshape(-1)
-        shifts_P = starts_KW.reshape(-1) - (counts_P.cumsum(0) - counts_P)
-        keys = self.local_rows_U.numel()
-        position_U = torch.arange(keys, device=counts_P.device)
-        return position_U.add_(_per_key(shifts_P, counts_P, keys, padding)).clamp_(max=padding)
+        ranks = self.counts_KW.size(1)
+        width = (flat.numel() - 1) // ranks
+        if self._native:
+            messages = flat[: ranks * width].view(ranks, width)
+            torch.ops.fusedrec.pack(
+                self._keys_U, self.counts_KW, self._part_starts_P1, header, messages
+            )
+            return
+        rows_start_W = torch.arange(ranks, device=flat.device) * width + header
+        starts_KW = rows_start_W + self.counts_KW.cumsum(0) - self.counts_KW
+        flat.scatter_(0, self._positions(starts_KW, behind=ranks * width), self.local_rows_U)
 
     def wire_order(self) -> torch.Tensor:
         """The local rows, owner after owner."""
@@ -48,24 +63,26 @@ class Route:
             return self.local_rows_U
         counts_WK = self.counts_KW.t().reshape(-1)
         starts_WK = (counts_WK.cumsum(0) - counts_WK).view(self.counts_KW.t().shape)
-        keys = self.local_rows_U.numel()
+        keys = self._keys_U.numel()
         ordered = self.local_rows_U.new_empty(keys + 1)
-        ordered.scatter_(0, self.positions(starts_WK.t(), keys), self.local_rows_U)
+        ordered.scatter_(0, self._positions(starts_WK.t(), behind=keys), self.local_rows_U)
         return ordered[:-1]
 
+    def _positions(self, starts_KW: torch.Tensor, behind: int) -> torch.Tensor:
+        """Where each unique key goes if the keys of a part go to consecutive places.
 
-def _per_key(values_P: torch.Tensor, counts_P: torch.Tensor, keys: int, last: int) -> torch.Tensor:
-    """The value of each key's part; ``last`` behind the last unique key."""
-    values = torch.cat([values_P, values_P.new_full((1,), last)])
-    counts = torch.cat([counts_P, (keys - counts_P.sum()).view(1)])
-    return values.repeat_interleave(counts, output_size=keys)
+        Args:
+            starts_KW: place of the first key of each part.
+            behind: place of everything behind the last unique key; no key goes beyond it.
+        """
+        counts_P = self.counts_KW.reshape(-1)
+        shifts_P = starts_KW.reshape(-1) - (counts_P.cumsum(0) - counts_P)
+        position_U = torch.arange(self._keys_U.numel(), device=counts_P.device)
+        return position_U.add_(self._per_key(shifts_P, behind)).clamp_(max=behind)
 
-
-def route(layout: ExchangeLayout, unique: Unique) -> Route:
-    """Routes unique keys to their owners; no host synchronisation."""
-    keys_U = unique.keys_U
-    starts_U = _per_key(layout.part_starts_P1[:-1], unique.counts_P, keys_U.numel(), 0)
-    return Route(
-        counts_KW=unique.counts_P.view(len(layout.buckets), layout.world_size),
-        local_rows_U=(keys_U - starts_U).int(),
-    )
+    def _per_key(self, values_P: torch.Tensor, behind: int) -> torch.Tensor:
+        """The value of each key's part; ``behind`` for everything behind the last unique key."""
+        counts_P, keys = self.counts_KW.reshape(-1), self._keys_U.numel()
+        values = torch.cat([values_P, values_P.new_full((1,), behind)])
+        counts = torch.cat([counts_P, (keys - counts_P.sum()).view(1)])
+        return values.repeat_interleave(counts, output_size=keys)

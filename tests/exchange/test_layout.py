@@ -14,7 +14,7 @@ from fusedrec_torchrec.exchange.input_dist import rows_of_buckets
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.exchange.routing import route
+from fusedrec_torchrec.exchange.routing import Route
 from tests.exchange.tables import sharded_tables
 
 CPU = torch.device("cpu")
@@ -152,7 +152,8 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     assert keys.dtype == layout.key_dtype
     dedup = Dedup(layout.part_starts_P1)
     unique = dedup.by_hash(keys) if method == "by_hash" else dedup.by_sort(keys, method == "static")
-    routed = route(layout, unique)
+    routed = Route(layout, unique)
+    routed._native = use_native
 
     ranks, buckets = layout.world_size, len(layout.buckets)
     bucket_of = {
@@ -206,6 +207,14 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
             own = [local_rows[i] for i, answer in enumerate(answers) if answer == (k, r)]
             assert [next(sent) for _ in own] == own
 
+    # In messages: the same, each owner's behind a header.
+    room = max(sum(want_counts[k][r] for k in range(buckets)) for r in range(ranks))
+    flat = torch.full((ranks * (2 + room) + 1,), -1, dtype=torch.int32)
+    routed.pack(flat, header=2)
+    for r, message in enumerate(flat[:-1].view(ranks, 2 + room).tolist()):
+        own = [local_rows[i] for k in range(buckets) for i, a in enumerate(answers) if a == (k, r)]
+        assert message == [-1, -1, *own, *([-1] * (room - len(own)))]
+
 
 @pytest.mark.parametrize("use_native", NATIVE)
 def test_hashed_tables_take_any_id_and_others_do_not(use_native: bool) -> None:
@@ -257,6 +266,6 @@ def test_keys_and_routes_beyond_32_bits(use_native: bool) -> None:
     assert not bad
     # Rank 0 has 2^30 rows of t0 and 10 of t1; rank 1 has 2^30 - 2 of t0 and 10 of t1.
     assert keys.tolist() == [2**31 - 3 + 10, 2**31 - 2 + 10 + 9, 2**30]
-    routed = route(layout, Dedup(layout.part_starts_P1).by_sort(keys))
+    routed = Route(layout, Dedup(layout.part_starts_P1).by_sort(keys))
     assert routed.counts_KW.tolist() == [[1, 2]]
     assert routed.local_rows_U.tolist() == [2**30, 2**30 - 3, 2**30 - 2 + 9]

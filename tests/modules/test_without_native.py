@@ -23,16 +23,16 @@ def run_without_native(case: Case, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_bags(cluster_2: Cluster, integers: bool, weighted: bool) -> None:
+def test_bags(cluster_2: Cluster, integers: bool) -> None:
     case = Case(
-        tables=TABLES,
-        batch_sizes=(6, 4),
-        optimizer="rowwise_adagrad",
-        integers=integers,
-        weighted=weighted,
+        tables=TABLES, batch_sizes=(6, 4), optimizer="rowwise_adagrad", integers=integers
     )
     cluster_2.run(run_without_native, case)
+
+
+def test_weights(cluster_2: Cluster) -> None:
+    tables = (Table("a", 50, dim=8), Table("b", 33, dim=16))
+    cluster_2.run(run_without_native, Case(tables=tables, batch_sizes=(6, 4), weighted=True))
 
 
 def test_one_id_each(cluster_2: Cluster) -> None:

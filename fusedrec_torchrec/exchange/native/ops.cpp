@@ -207,6 +207,62 @@ std::tuple<Tensor, Tensor, Tensor> dedup(const Tensor& keys_N, const Tensor& par
                                           : dedup_keys<int64_t>(keys_N, part_starts_P1);
 }
 
+// ---------------------------------------------------------------- messages
+
+// Writes the local rows of the unique keys into the message of their owner: messages[owner] has
+// room for them from element `header` on, bucket after bucket.  If they do not all fit, nothing is
+// written: all ranks take a second round then.
+void pack(const Tensor& keys_U, const Tensor& counts_KW, const Tensor& part_starts_P1,
+          int64_t header, Tensor messages) {
+  const int64_t buckets = counts_KW.size(0), ranks = counts_KW.size(1), width = messages.size(1);
+  TORCH_CHECK(keys_U.is_contiguous() && counts_KW.is_contiguous() && messages.is_contiguous());
+  const int64_t* counts = counts_KW.const_data_ptr<int64_t>();
+  std::vector<int32_t*> target(ranks);
+  for (int64_t r = 0; r < ranks; ++r) {
+    target[r] = messages.mutable_data_ptr<int32_t>() + r * width + header;
+    int64_t rows = 0;
+    for (int64_t k = 0; k < buckets; ++k) {
+      rows += counts[k * ranks + r];
+    }
+    if (rows > width - header) {
+      return;
+    }
+  }
+  const auto write = [&](const auto* keys, const auto* starts) {
+    for (int64_t p = 0; p < buckets * ranks; ++p) {
+      int32_t*& out = target[p % ranks];
+      for (int64_t i = 0; i < counts[p]; ++i) {
+        *out++ = static_cast<int32_t>(*keys++ - starts[p]);
+      }
+    }
+  };
+  keys_U.scalar_type() == at::kInt
+      ? write(keys_U.const_data_ptr<int32_t>(), part_starts_P1.const_data_ptr<int32_t>())
+      : write(keys_U.const_data_ptr<int64_t>(), part_starts_P1.const_data_ptr<int64_t>());
+}
+
+// The rows of all messages, one message after another; a message's counts lie from element `first`
+// to `header`.
+Tensor unpack(const Tensor& messages, int64_t first, int64_t header) {
+  const int64_t ranks = messages.size(0), width = messages.size(1);
+  const int32_t* message = messages.const_data_ptr<int32_t>();
+  std::vector<int64_t> rows(ranks, 0);
+  int64_t total = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    for (int64_t i = first; i < header; ++i) {
+      rows[r] += message[r * width + i];
+    }
+    total += rows[r];
+  }
+  Tensor rows_R = at::empty({total}, messages.options());
+  int32_t* out = rows_R.mutable_data_ptr<int32_t>();
+  for (int64_t r = 0; r < ranks; ++r) {
+    std::memcpy(out, message + r * width + header, rows[r] * sizeof(int32_t));
+    out += rows[r];
+  }
+  return rows_R;
+}
+
 // ---------------------------------------------------------------- sums
 
 // Rows in a flat buffer: one after another, or anywhere.
@@ -414,6 +470,9 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
   m.def("dedup(Tensor keys, Tensor part_starts) -> (Tensor, Tensor, Tensor)");
+  m.def("pack(Tensor keys, Tensor counts, Tensor part_starts, int header, "
+        "Tensor(a!) messages) -> ()");
+  m.def("unpack(Tensor messages, int first, int header) -> Tensor");
   m.def("bag_sums(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
         "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()");
   m.def("row_sums(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -424,6 +483,8 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
 TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("keys", keys);
   m.impl("dedup", dedup);
+  m.impl("pack", pack);
+  m.impl("unpack", unpack);
   m.impl("bag_sums", bag_sums);
   m.impl("row_sums", row_sums);
 }

@@ -1,0 +1,131 @@
+"""What the measurements of a workload say: medians, ratios, bytes, efficiency."""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fusedrec_torchrec.bench.statistics import Ratio, paired_ratio
+from fusedrec_torchrec.bench.suite import WorkloadConfig
+from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = ["SystemFigures", "WorkloadFigures"]
+
+# A fused step that is this much slower than the best stock system's is advised against.
+TOLERATED = 1.05
+
+
+@dataclass(frozen=True)
+class SystemFigures:
+    """One system on one workload.
+
+    Attributes:
+        milliseconds: median of a step.
+        against_fused: its time in units of the fused step's; None if there was no fused step.
+        collectives: number in a step.
+        bytes_sent: by all ranks in a step, with ideal collectives.
+        gloo_bytes_sent: as gloo sends them: its reduce-scatter is a whole all-reduce.
+    """
+
+    name: str
+    milliseconds: float
+    against_fused: Ratio | None
+    collectives: int
+    bytes_sent: int
+    gloo_bytes_sent: int
+
+
+class WorkloadFigures:
+    """Figures of one workload, from the measurements as the JSON file has them."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        self.config = from_mapping(WorkloadConfig, result["workload"])
+        self.measured: dict[str, Any] = result["measured"]
+        seconds: dict[str, list[float]] = self.measured["seconds"]
+        fused = seconds.get(FUSED)
+        self.systems = {
+            name: self._system(name, times, None if fused is None else paired_ratio(times, fused))
+            for name, times in seconds.items()
+        }
+        self.memory: dict[str, int] = result.get("memory", {})
+
+    def _system(self, name: str, times: list[float], ratio: Ratio | None) -> SystemFigures:
+        ranks = self.measured["wire"][name]
+        sent = [c for rank in ranks for c in rank]
+        return SystemFigures(
+            name=name,
+            milliseconds=1e3 * median(times),
+            against_fused=ratio,
+            collectives=max(len(rank) for rank in ranks),
+            bytes_sent=sum(c["bytes_sent"] for c in sent),
+            gloo_bytes_sent=sum(
+                c["bytes_sent"] * (2 if c["name"] == "reduce_scatter" else 1) for c in sent
+            ),
+        )
+
+    @property
+    def title(self) -> str:
+        if not self.config.link or "link" in self.config.sweep:
+            return self.config.name
+        return f"{self.config.name}, {self.config.link}"
+
+    @property
+    def fused(self) -> SystemFigures | None:
+        return self.systems.get(FUSED)
+
+    @property
+    def best_stock(self) -> SystemFigures | None:
+        """The stock system with the shortest step."""
+        stock = [system for name, system in self.systems.items() if name != FUSED]
+        return min(stock, key=lambda system: system.milliseconds, default=None)
+
+    @property
+    def speed_up(self) -> Ratio | None:
+        """Best stock step / fused step."""
+        return None if self.best_stock is None else self.best_stock.against_fused
+
+    @property
+    def advice(self) -> str:
+        """What to use here."""
+        if self.fused is None or self.best_stock is None or self.speed_up is None:
+            return ""
+        return FUSED if self.speed_up.median >= 1 / TOLERATED else self.best_stock.name
+
+    @property
+    def efficiency(self) -> Ratio | None:
+        """Sum of the lower bounds / fused step."""
+        if self.fused is None:
+            return None
+        bounds = [sum(parts) for parts in zip(*self.bound_seconds.values(), strict=True)]
+        return paired_ratio(bounds, self.measured["seconds"][FUSED])
+
+    @property
+    def bound_seconds(self) -> dict[str, list[float]]:
+        bounds: dict[str, list[float]] = self.measured["bound_seconds"]
+        return bounds
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each stage of the fused step; empty without one."""
+        return {name: 1e3 * value for name, value in self.measured.get("phases", {}).items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Rows and gradients that the fused step sends, all ranks."""
+        return sum(
+            c["bytes_sent"]
+            for rank in self.measured["wire"][FUSED]
+            for c in rank
+            if c["dtype"].startswith("float")
+        )
+
+    @property
+    def least_row_bytes(self) -> int:
+        """Every row that a rank needs of another, once, and its gradient back."""
+        return 2 * int(self.measured["unique_remote_bytes"])
+
+    @property
+    def id_bytes(self) -> int:
+        """Everything else that the fused step sends: ids, counts, padding."""
+        assert self.fused is not None
+        return self.fused.bytes_sent - self.row_bytes

@@ -1,0 +1,164 @@
+"""Plots of a benchmark's figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = ["draw"]
+
+GREY = "0.6"
+
+
+def draw(workloads: Sequence[WorkloadFigures], folder: Path) -> list[Path]:
+    """Draws every plot that the figures have something for; returns the files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    compared = [w for w in workloads if w.speed_up is not None]
+    with_fused = [w for w in workloads if w.fused is not None]
+    series: dict[str, list[WorkloadFigures]] = {}
+    for w in workloads:
+        if len(w.config.sweep) == 1 and _is_number(_swept(w)):
+            series.setdefault(w.config.series, []).append(w)
+    series = {name: sorted(ws, key=_swept) for name, ws in series.items() if len(ws) > 1}
+    files = []
+    if compared:
+        files.append(_speed_ups(compared, folder / "speed_up.png"))
+    if with_fused:
+        files.append(_breakdown(with_fused, folder / "breakdown.png"))
+        files.append(_bytes(with_fused, folder / "bytes.png"))
+    if series:
+        files.append(_growth(series, folder / "growth.png"))
+    return files
+
+
+def _swept(w: WorkloadFigures) -> Any:
+    return next(iter(w.config.sweep.values()))[0]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _figure(rows: int, inches_per_row: float = 0.42) -> tuple[Any, Any]:
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(9, 1.6 + inches_per_row * rows), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
+    figure, axes = _figure(len(workloads))
+    for y, w in enumerate(workloads):
+        ratio = w.speed_up
+        assert ratio is not None and w.best_stock is not None
+        error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
+        color = "tab:green" if w.advice == FUSED else "tab:red"
+        axes.barh(y, ratio.median, color=color, xerr=error, ecolor="0.3", capsize=3)
+        axes.text(ratio.high, y, f"  {ratio.median:.2f}x {w.best_stock.name}", va="center")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(workloads)), [w.title for w in workloads])
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("step of the best stock sharding / fused step (line: 95 % interval)")
+    return _save(figure, path)
+
+
+def _breakdown(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
+    from matplotlib import colormaps
+
+    figure, axes = _figure(2 * len(workloads))
+    stages = [name for name in workloads[0].phases if name != "step"]
+    colors = {name: colormaps["tab20"](i % 20) for i, name in enumerate(stages)}
+    bound_colors = {"exchange": "0.35", "lookup": "0.55", "gather": "0.75"}
+    for i, w in enumerate(workloads):
+        left = 0.0
+        for name in stages:
+            value = max(w.phases[name], 0.0)
+            axes.barh(2 * i, value, left=left, color=colors[name], label=None if i else name)
+            left += value
+        left = 0.0
+        for name, times in w.bound_seconds.items():
+            value = 1e3 * sorted(times)[len(times) // 2]
+            label = None if i else f"bound: {name}"
+            axes.barh(
+                2 * i + 0.8, value, left=left, height=0.5, color=bound_colors[name], label=label
+            )
+            left += value
+    axes.set_yticks([2 * i for i in range(len(workloads))], [w.title for w in workloads])
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of the fused step, by stage; grey: its lower bounds")
+    figure.legend(loc="outside lower center", ncols=5, fontsize="small")
+    figure.set_figheight(figure.get_figheight() + 0.8)
+    return _save(figure, path)
+
+
+def _bytes(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
+    names = list(dict.fromkeys(name for w in workloads for name in w.systems))
+    height = 0.8 / len(names)
+    figure, axes = _figure(len(workloads), 0.2 + 0.16 * len(names))
+    for j, name in enumerate(names):
+        places = [i for i, w in enumerate(workloads) if name in w.systems]
+        sizes = [workloads[i].systems[name].bytes_sent / 2**20 for i in places]
+        axes.barh([i + j * height for i in places], sizes, height=height, label=name)
+    for i, w in enumerate(workloads):
+        least = w.least_row_bytes / 2**20
+        axes.plot([least, least], [i - height / 2, i + 0.8 - height / 2], color="black")
+    axes.plot([], [], color="black", label="lower bound: unique remote rows, and back")
+    axes.set_yticks(
+        [i + 0.4 - height / 2 for i in range(len(workloads))], [w.title for w in workloads]
+    )
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("MiB on the wire in a step, all ranks (ideal collectives)")
+    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
+    figure.set_figheight(figure.get_figheight() + 0.6)
+    return _save(figure, path)
+
+
+def _growth(series: dict[str, list[WorkloadFigures]], path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(
+        2, len(series), figsize=(1 + 3.6 * len(series), 6.4), layout="constrained", squeeze=False
+    )
+    handles: dict[str, Any] = {}
+    for column, (title, workloads) in enumerate(series.items()):
+        field = next(iter(workloads[0].config.sweep))
+        names = list(dict.fromkeys(name for w in workloads for name in w.systems))
+        for axes, what in zip(grid[:, column], ("milliseconds", "bytes_sent"), strict=True):
+            for name in names:
+                own = [w for w in workloads if name in w.systems]
+                values = [getattr(w.systems[name], what) for w in own]
+                if what == "bytes_sent":
+                    values = [value / 2**20 for value in values]
+                (line,) = axes.plot(
+                    [_swept(w) for w in own],
+                    values,
+                    marker="o",
+                    markersize=3,
+                    linewidth=2.5 if name == FUSED else 1,
+                )
+                handles.setdefault(name, line)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks([_swept(w) for w in workloads], [str(_swept(w)) for w in workloads])
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+            axes.set_xlabel(field)
+        grid[0, column].set_title(title, fontsize="medium")
+    grid[0, 0].set_ylabel("milliseconds of a step")
+    grid[1, 0].set_ylabel("MiB on the wire")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    return _save(figure, path)

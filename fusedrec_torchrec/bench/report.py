@@ -1,0 +1,163 @@
+"""Tables of a benchmark's figures, for terminals and for Markdown files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.terminal import human_bytes, print_table
+
+__all__ = ["Table", "print_report", "tables"]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+    def markdown(self) -> str:
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
+    """All tables that the figures give."""
+    yield speeds(workloads)
+    with_fused = [w for w in workloads if w.fused is not None]
+    if with_fused:
+        yield wire(with_fused)
+        yield bounds(with_fused)
+        yield phases(with_fused)
+    with_memory = [w for w in workloads if w.memory]
+    if with_memory:
+        yield memory(with_memory)
+
+
+def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Median milliseconds of a step, the best stock system, and its ratio to the fused step."""
+    names = list(dict.fromkeys(name for w in workloads for name in w.systems))
+    rows = []
+    for w in workloads:
+        times = [f"{w.systems[name].milliseconds:.1f}" if name in w.systems else "" for name in names]
+        rows.append(
+            (
+                w.title,
+                *times,
+                w.best_stock.name if w.best_stock else "",
+                str(w.speed_up or ""),
+                w.advice,
+            )
+        )
+    return Table(
+        "milliseconds of a training step, and best stock / fused (95 % interval)",
+        ("workload", *names, "best stock", "best stock / fused", "use"),
+        rows,
+    )
+
+
+def wire(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Bytes and collectives of a step; exact."""
+    rows = []
+    for w in workloads:
+        assert w.fused is not None
+        least = w.least_row_bytes
+        stock = w.best_stock
+        rows.append(
+            (
+                w.title,
+                str(w.fused.collectives),
+                human_bytes(w.row_bytes),
+                f"{w.row_bytes / least:.4f}" if least else "",
+                f"{w.id_bytes / w.row_bytes:.2%}" if w.row_bytes else "",
+                str(stock.collectives) if stock else "",
+                human_bytes(stock.bytes_sent) if stock else "",
+                _bytes_of(w, "row_wise"),
+            )
+        )
+    return Table(
+        "on the wire in a step, all ranks",
+        (
+            "workload",
+            "fused collectives",
+            "rows and gradients",
+            "/ lower bound",
+            "ids and headers / rows",
+            "best stock's collectives",
+            "best stock's bytes",
+            "row_wise: ideal, on gloo",
+        ),
+        rows,
+    )
+
+
+def _bytes_of(w: WorkloadFigures, name: str) -> str:
+    system = w.systems.get(name)
+    if system is None:
+        return ""
+    return f"{human_bytes(system.bytes_sent)}, {human_bytes(system.gloo_bytes_sent)}"
+
+
+def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
+    """The fused step against the least it could cost."""
+    rows = []
+    for w in workloads:
+        assert w.fused is not None
+        parts = {name: 1e3 * sorted(t)[len(t) // 2] for name, t in w.bound_seconds.items()}
+        rows.append(
+            (
+                w.title,
+                f"{w.measured['unique'] / max(w.measured['ids'], 1):.1%}",
+                *(f"{value:.2f}" for value in parts.values()),
+                f"{w.fused.milliseconds:.2f}",
+                str(w.efficiency),
+            )
+        )
+    return Table(
+        "lower bounds in milliseconds, and efficiency = their sum / step (95 % interval)",
+        ("workload", "unique ids", "exchange", "lookup", "gather", "fused step", "efficiency"),
+        rows,
+    )
+
+
+def phases(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Where the fused step's time goes; the stages add up to the step."""
+    names = list(workloads[0].phases)
+    return Table(
+        "stages of the fused step in milliseconds, mean of all ranks",
+        ("workload", *names),
+        [(w.title, *(f"{w.phases[name]:.2f}" for name in names)) for w in workloads],
+    )
+
+
+def memory(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Peak memory of systems that ran alone."""
+    rows = []
+    for w in workloads:
+        stock = next(((n, b) for n, b in w.memory.items() if n not in (FUSED, "allowed")), None)
+        rows.append(
+            (
+                w.title,
+                human_bytes(w.memory[FUSED]),
+                f"{stock[0]}: {human_bytes(stock[1])}" if stock else "",
+                f"{w.memory[FUSED] / stock[1]:.2f}" if stock and stock[1] else "",
+            )
+        )
+    return Table(
+        "peak memory of a rank beyond the libraries, tables included",
+        ("workload", "fused", "best stock", "fused / stock"),
+        rows,
+    )
+
+
+def print_report(document: dict[str, Any], workloads: Sequence[WorkloadFigures]) -> None:
+    """All tables, and what was left out."""
+    for table in tables(workloads):
+        print_table(table.title, table.columns, table.rows)
+        print()
+    for name, reason in document["left_out"].items():
+        print(f"left out: {name}: {reason}")
+    for w in workloads:
+        for name, reason in w.measured["left_out"].items():
+            print(f"left out of {w.title}: {name}: {reason}")

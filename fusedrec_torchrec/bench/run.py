@@ -1,0 +1,103 @@
+"""A suite from start to end: measurements of all workloads, as one JSON document."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.links import unavailable
+from fusedrec_torchrec.bench.machine import describe_machine
+from fusedrec_torchrec.bench.ranks import run_ranks
+from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.config import to_mapping
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = ["RESULTS", "load_results", "run_suite"]
+
+RESULTS = "results.json"
+VERSION = 1
+
+
+def run_suite(
+    suite: SuiteConfig,
+    prepared: str | None,
+    folder: Path,
+    only: str | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Measures all workloads of a suite; the file grows with every workload.
+
+    Args:
+        suite: what to measure.
+        prepared: folder of prepared Criteo data; without it, workloads on it are left out.
+        folder: where the results go.
+        only: part of the names of the workloads to run.
+        progress: whether to show a bar.
+    """
+    workloads = [w for w in suite.expanded() if only is None or only in w.name]
+    if not workloads:
+        names = ", ".join(repr(w.name) for w in suite.expanded())
+        raise ValueError(f"no workload's name contains {only!r}; there are {names}")
+    document: dict[str, Any] = {
+        "version": VERSION,
+        "machine": describe_machine(),
+        "suite": to_mapping(suite),
+        "left_out": {},
+        "results": [],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    total = sum(len(w.systems) for w in workloads) * suite.pairs
+    with tqdm(total=total, disable=not progress, file=sys.stderr, unit="measurement") as bar:
+        for workload in workloads:
+            bar.set_description(workload.name)
+            done = bar.n
+            reason = _obstacle(workload, prepared)
+            if reason is not None:
+                document["left_out"][workload.name] = reason
+            else:
+                document["results"].append(_measure(suite, workload, prepared, bar))
+            bar.update(done + len(workload.systems) * suite.pairs - bar.n)
+            _write(folder / RESULTS, document)
+    return document
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """A document that ``run_suite`` wrote."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        version = document["version"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no results of a benchmark: {error}") from None
+    if version != VERSION:
+        raise ValueError(f"{path} holds results of version {version}, must be {VERSION}")
+    return document
+
+
+def _obstacle(workload: WorkloadConfig, prepared: str | None) -> str | None:
+    if workload.data == "criteo" and prepared is None:
+        return "needs data in Criteo's format: --data FILE_OR_FOLDER"
+    return unavailable(workload.link)
+
+
+def _measure(
+    suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None, bar: Any
+) -> dict[str, Any]:
+    measured = run_ranks(suite, workload, prepared, tick=lambda: bar.update(1))
+    result: dict[str, Any] = {"workload": to_mapping(workload), "measured": measured}
+    if suite.memory:
+        figures = WorkloadFigures(result)
+        alone = [FUSED] if figures.fused is not None else []
+        alone += [figures.best_stock.name] if figures.best_stock is not None else []
+        result["memory"] = {
+            name: run_ranks(suite, workload, prepared, alone=name)["peak_bytes"] for name in alone
+        }
+    return result
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1))
+    partial.replace(path)

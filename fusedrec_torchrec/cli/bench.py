@@ -1,0 +1,93 @@
+"""``fusedrec bench``: the fused sharding side by side with TorchRec's own."""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.plots import draw
+from fusedrec_torchrec.bench.report import print_report, tables
+from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
+from fusedrec_torchrec.bench.suite import SuiteConfig
+from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.data.prepared import MANIFEST
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure the fused sharding side by side with TorchRec's own",
+        description="Runs training steps of all systems in turn, with lower bounds, on real "
+        "processes; writes figures (results.json), tables (report.md) and plots (.png).",
+    )
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        type=Path,
+        help="what to measure (.yaml, see benchmarks/), or a folder of results to show again; "
+        "a small generated workload if left out",
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=None,
+        help="for workloads on Criteo data: text files, or a folder of prepared data",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/bench"), help="(default %(default)s)"
+    )
+    parser.add_argument("--only", default=None, help="workloads whose name contains this")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="overrides a setting of the suite, such as pairs=5 or workloads.0.batch_size=512",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    folder = arguments.output
+    if arguments.suite is not None and arguments.suite.is_dir():
+        folder = arguments.suite
+        document = load_results(folder / RESULTS)
+    else:
+        data = {} if arguments.suite is None else load_yaml(arguments.suite)
+        source = "suite" if arguments.suite is None else str(arguments.suite)
+        suite = from_mapping(SuiteConfig, with_overrides(data, arguments.set), source)
+        with tempfile.TemporaryDirectory() as scratch:
+            prepared = _prepared(arguments, Path(scratch))
+            document = run_suite(
+                suite, prepared, folder, arguments.only, progress=not arguments.quiet
+            )
+    workloads = [WorkloadFigures(result) for result in document["results"]]
+    print_report(document, workloads)
+    if workloads:
+        (folder / "report.md").write_text(_markdown(document, workloads))
+        files = draw(workloads, folder)
+        print(f"figures: {folder / RESULTS}, tables: {folder / 'report.md'}")
+        print(f"plots: {', '.join(str(file) for file in files)}")
+
+
+def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:
+    if arguments.data is None:
+        return None
+    first = Path(arguments.data[0])
+    if len(arguments.data) == 1 and (first / MANIFEST).is_file():
+        return str(first)
+    options = PrepareOptions(on_bad_line="skip")
+    prepare(arguments.data, scratch / "prepared", options, progress=not arguments.quiet)
+    return str(scratch / "prepared")
+
+
+def _markdown(document: dict[str, Any], workloads: list[WorkloadFigures]) -> str:
+    parts = [f"### {table.title}\n\n{table.markdown()}\n" for table in tables(workloads)]
+    machine = json.dumps(document["machine"], indent=1)
+    return "\n".join([*parts, f"### machine\n\n```json\n{machine}\n```\n"])
