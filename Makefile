@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format docs figures quality clean
+.PHONY: help setup demo test test-all check format docs figures quality bench performance clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -13,6 +13,8 @@ help:
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
 	@echo "make figures   draws the figures of README and docs anew"
+	@echo "make bench     speed against stock shardings, five minutes: make bench DATA=train.txt"
+	@echo "make performance  all of docs/performance.md, an hour: make performance DATA=train.txt"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -53,6 +55,17 @@ $(VENV)/.docs: $(READY) requirements-docs.txt
 
 figures: $(READY)
 	$(BIN)/python docs/figures/data_path.py
+
+# Without DATA, workloads on Criteo ids are left out; without root, those on emulated links.
+bench: $(READY)
+	$(BIN)/fusedrec bench benchmarks/quick.yaml $(if $(DATA),--data $(DATA)) --output runs/bench
+
+performance: $(READY)
+	for suite in targets links workloads growth crossover; do \
+		$(BIN)/fusedrec bench benchmarks/$$suite.yaml --data $(DATA) \
+			--output benchmarks/results/$$suite || exit 1; \
+	done
+	$(BIN)/python docs/performance.py
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

@@ -1,20 +1,24 @@
-"""Where direct addressing beats sorting: the figures behind ``exchange/dedup.py``'s thresholds.
+"""How much faster the hash table in C++ is than the sort that takes its place without it.
 
     python benchmarks/dedup.py
 
-Times both methods interleaved, one thread, over key spaces, batch sizes and shares of unique
-keys, and prints the median of the paired ratios (sort / direct: above 1, direct is faster).
+Times both methods of ``exchange/dedup.py`` and ``torch.unique`` interleaved, one thread, over key
+spaces, batch sizes and shares of unique keys, and prints medians of the paired ratios to the hash
+table (above 1, the hash table is faster).
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
-from fusedrec_torchrec.exchange.dedup import Dedup, choose_method
+from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.exchange.dedup import Dedup
+from fusedrec_torchrec.terminal import print_table
 
-KEY_SPACES = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
+KEY_SPACES = [1 << 16, 1 << 20, 1 << 24, 1 << 28]
 BATCHES = [1 << 12, 1 << 15, 1 << 18, 1 << 20]
 UNIQUE_SHARES = [0.02, 0.1, 0.3, 0.6, 0.95]
 
@@ -29,22 +33,35 @@ def keys_with_share(num_ids: int, key_space: int, share: float, seed: int) -> to
     return keys[torch.randperm(num_ids, generator=generator)]
 
 
-def median_ratio(num_ids: int, key_space: int, share: float, pairs: int) -> tuple[float, float]:
-    """Median of (time of sort / time of direct), and the true share of unique keys."""
-    deduplicate = Dedup(key_space)
-    ratios = []
+def seconds(function: Callable[[torch.Tensor], object], keys: torch.Tensor) -> float:
+    start = time.perf_counter()
+    function(keys)
+    return time.perf_counter() - start
+
+
+def compare(num_ids: int, key_space: int, share: float, pairs: int) -> tuple[object, ...]:
+    """Share of unique keys, milliseconds of the hash table, ratios of the others to it."""
+    dedup = Dedup(torch.tensor([0, key_space // 2, key_space], dtype=torch.int32))
+    times: list[tuple[float, float, float]] = []
     true_share = 1.0
     for pair in range(pairs + 1):
         keys = keys_with_share(num_ids, key_space, share, pair)
-        start = time.perf_counter()
-        unique = deduplicate.by_sort(keys)
-        middle = time.perf_counter()
-        deduplicate.by_direct_addressing(keys)
-        end = time.perf_counter()
-        true_share = unique.keys_U.numel() / num_ids
+        true_share = keys.unique().numel() / num_ids
+        measured = (
+            seconds(dedup.by_hash, keys),
+            seconds(dedup.by_sort, keys),
+            seconds(lambda keys: torch.unique(keys, return_inverse=True), keys),
+        )
         if pair:  # the first one warms up
-            ratios.append((middle - start) / (end - middle))
-    return statistics.median(ratios), true_share
+            times.append(measured)
+    return (
+        key_space,
+        num_ids,
+        f"{true_share:.2f}",
+        f"{1e3 * statistics.median(t[0] for t in times):.3f}",
+        f"{statistics.median(t[1] / t[0] for t in times):.2f}",
+        f"{statistics.median(t[2] / t[0] for t in times):.2f}",
+    )
 
 
 def main() -> None:
@@ -52,17 +69,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'key space':>10} {'ids':>8} {'unique':>7} {'sort/direct':>11}  chosen")
-    worst = 1.0
-    for key_space in KEY_SPACES:
-        for num_ids in BATCHES:
-            for share in UNIQUE_SHARES:
-                ratio, true_share = median_ratio(num_ids, key_space, share, arguments.pairs)
-                chosen = choose_method(num_ids, key_space, true_share)
-                loss = 1 / ratio if chosen == "direct" else ratio
-                worst = max(worst, loss)
-                print(f"{key_space:>10} {num_ids:>8} {true_share:>7.2f} {ratio:>11.2f}  {chosen}")
-    print(f"the worst choice costs {worst:.2f}x")
+    if not native.available():
+        parser.error("the C++ operators are not available on this machine")
+    print_table(
+        "dedup, one thread",
+        ("key space", "ids", "unique", "hash ms", "sort / hash", "torch.unique / hash"),
+        [
+            compare(num_ids, key_space, share, arguments.pairs)
+            for key_space in KEY_SPACES
+            for num_ids in BATCHES
+            for share in UNIQUE_SHARES
+        ],
+    )
 
 
 if __name__ == "__main__":

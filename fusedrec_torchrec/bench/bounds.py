@@ -11,10 +11,10 @@ Dedup itself, the sums of gradients and every check come on top of that.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
@@ -41,6 +41,7 @@ class Bounds:
     Attributes:
         parts: by name, a function of the batch's number.
         ids: ids of the first batch, all ranks together.
+        outputs: rows of output that the ranks' ids make.
         unique: rows that its ranks ask for, without repetition on a rank.
         unique_remote_bytes: size of those of them that another rank owns.
     """
@@ -59,7 +60,7 @@ class Bounds:
         self._count(workload)
 
     @staticmethod
-    def _exchanged(module: torch.nn.Module, batch: object) -> _Batch:
+    def _exchanged(module: Any, batch: object) -> _Batch:
         context = module.create_context()
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
@@ -131,6 +132,8 @@ class Bounds:
             remote = int((ids // per_rank != rank).sum())
             unique += ids.numel()
             remote_bytes += remote * dim * 4
-        counts = torch.tensor([batch.values().numel(), unique, remote_bytes])
+        ids = batch.values().numel()
+        outputs = ids if workload.config.module == "ec" else batch.lengths().numel()
+        counts = torch.tensor([ids, outputs, unique, remote_bytes])
         dist.all_reduce(counts)
-        self.ids, self.unique, self.unique_remote_bytes = counts.tolist()
+        self.ids, self.outputs, self.unique, self.unique_remote_bytes = counts.tolist()

@@ -125,6 +125,17 @@ class WorkloadFigures:
         return 2 * int(self.measured["unique_remote_bytes"])
 
     @property
+    def rows_per_output(self) -> float:
+        """Distinct rows of a batch for each row of its output."""
+        return float(self.measured["unique"] / max(self.measured["outputs"], 1))
+
+    @property
+    def planner_picks(self) -> dict[str, int]:
+        """How many tables ``FusedShardingPlanner`` shards in which way."""
+        picks: dict[str, int] = self.measured["planner_picks"]
+        return picks
+
+    @property
     def id_bytes(self) -> int:
         """Everything else that the fused step sends: ids, counts, padding."""
         assert self.fused is not None

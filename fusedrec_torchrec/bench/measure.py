@@ -11,14 +11,13 @@ import torch.distributed as dist
 from fusedrec_torchrec.bench.bounds import Bounds
 from fusedrec_torchrec.bench.phases import phases_of
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
-from fusedrec_torchrec.bench.systems import System, build
+from fusedrec_torchrec.bench.systems import System, build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["measure"]
-
-FUSED = "fused_row_wise"
 
 
 def measure(
@@ -47,9 +46,7 @@ def measure(
     seconds: dict[str, list[float]] = {system.name: [] for system in systems}
     bound_seconds: dict[str, list[float]] = {} if bounds is None else {n: [] for n in bounds.parts}
     for pair in range(suite.pairs):
-        numbers = [
-            (pair * suite.steps + i) % len(workload.batches) for i in range(suite.steps)
-        ]
+        numbers = [(pair * suite.steps + i) % len(workload.batches) for i in range(suite.steps)]
         for system in systems:
             seconds[system.name].append(
                 _slowest(system.step, [workload.batches[n] for n in numbers])
@@ -69,6 +66,8 @@ def measure(
         result["phases"] = phases_of(fused, workload, suite.pairs * suite.steps)
         result["ids"] = bounds.ids
         result["unique"] = bounds.unique
+        result["outputs"] = bounds.outputs
+        result["planner_picks"] = planner_picks(workload)
         result["unique_remote_bytes"] = bounds.unique_remote_bytes
     return result
 

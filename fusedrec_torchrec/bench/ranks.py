@@ -13,10 +13,13 @@ from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
 
-__all__ = ["RankFailed", "run_ranks"]
+__all__ = ["RankError", "run_ranks"]
 
 
-class RankFailed(RuntimeError):
+RESULT = "result.json"
+
+
+class RankError(RuntimeError):
     """A rank of a benchmark ended with an error; the text is its own."""
 
 
@@ -43,7 +46,7 @@ def run_ranks(
             "prepared": prepared,
             "alone": alone,
             "store": f"{folder}/store",
-            "result": f"{folder}/result.json",
+            "result": f"{folder}/{RESULT}",
         }
         job_file = Path(folder) / "job.json"
         job_file.write_text(json.dumps(job))
@@ -70,7 +73,7 @@ def run_ranks(
             for _ in first:
                 tick()
             _finish(processes, errors)
-            result: dict[str, Any] = json.loads(Path(job["result"]).read_text())
+            result: dict[str, Any] = json.loads((Path(folder) / RESULT).read_text())
             return result
         finally:
             for process in processes:
@@ -104,4 +107,4 @@ def _finish(processes: list[subprocess.Popen[str]], errors: list[Path]) -> None:
             del running[rank]
             if code:
                 lines = errors[rank].read_text().strip().splitlines()
-                raise RankFailed(f"rank {rank} ended with code {code}:\n" + "\n".join(lines[-15:]))
+                raise RankError(f"rank {rank} ended with code {code}:\n" + "\n".join(lines[-15:]))

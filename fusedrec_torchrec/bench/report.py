@@ -30,6 +30,7 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
         yield wire(with_fused)
         yield bounds(with_fused)
         yield phases(with_fused)
+        yield crossover(with_fused)
     with_memory = [w for w in workloads if w.memory]
     if with_memory:
         yield memory(with_memory)
@@ -38,28 +39,27 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
 def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
     """Median milliseconds of a step, the best stock system, and its ratio to the fused step."""
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for w in workloads:
-        times = [f"{w.systems[name].milliseconds:.1f}" if name in w.systems else "" for name in names]
+        times = {name: f"{system.milliseconds:.1f}" for name, system in w.systems.items()}
         rows.append(
             (
                 w.title,
-                *times,
+                *(times.get(name, "") for name in names),
                 w.best_stock.name if w.best_stock else "",
                 str(w.speed_up or ""),
-                w.advice,
             )
         )
     return Table(
         "milliseconds of a training step, and best stock / fused (95 % interval)",
-        ("workload", *names, "best stock", "best stock / fused", "use"),
+        ("workload", *names, "best stock", "best stock / fused"),
         rows,
     )
 
 
 def wire(workloads: Sequence[WorkloadFigures]) -> Table:
     """Bytes and collectives of a step; exact."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for w in workloads:
         assert w.fused is not None
         least = w.least_row_bytes
@@ -99,9 +99,27 @@ def _bytes_of(w: WorkloadFigures, name: str) -> str:
     return f"{human_bytes(system.bytes_sent)}, {human_bytes(system.gloo_bytes_sent)}"
 
 
+def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Distinct rows that travel for each row of output, what is faster, what the planner picks."""
+    return Table(
+        "what to use, measured, and what FusedShardingPlanner picks without a profile",
+        ("workload", "distinct rows / outputs", "best stock / fused", "use", "planner picks"),
+        [
+            (
+                w.title,
+                f"{w.rows_per_output:.2f}",
+                str(w.speed_up or ""),
+                w.advice,
+                ", ".join(f"{n} x {name}" for name, n in w.planner_picks.items()),
+            )
+            for w in workloads
+        ],
+    )
+
+
 def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
     """The fused step against the least it could cost."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for w in workloads:
         assert w.fused is not None
         parts = {name: 1e3 * sorted(t)[len(t) // 2] for name, t in w.bound_seconds.items()}
@@ -133,7 +151,7 @@ def phases(workloads: Sequence[WorkloadFigures]) -> Table:
 
 def memory(workloads: Sequence[WorkloadFigures]) -> Table:
     """Peak memory of systems that ran alone."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for w in workloads:
         stock = next(((n, b) for n, b in w.memory.items() if n not in (FUSED, "allowed")), None)
         rows.append(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ SystemName = Literal[
     "data_parallel",
     "fused_row_wise",
 ]
-SYSTEMS: tuple[str, ...] = SystemName.__args__  # type: ignore[attr-defined]
+SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 
 
 @section
@@ -78,7 +78,7 @@ class WorkloadConfig:
 
 @section
 class SuiteConfig:
-    systems: list[SystemName] = Field(default=list(SYSTEMS), min_length=1)
+    systems: list[SystemName] = Field(default=[*SYSTEMS], min_length=1)
     """What is compared."""
     pairs: int = Field(default=7, ge=5)
     """Rounds; in each, every system runs once, so that ratios are of neighbours in time."""

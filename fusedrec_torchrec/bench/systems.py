@@ -6,6 +6,7 @@ and a dense optimizer, here the cheapest, SGD.
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
@@ -30,13 +32,15 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
+from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
 from fusedrec_torchrec.sharding_plan import fused_row_wise
+from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["System", "build"]
+__all__ = ["System", "build", "planner_picks"]
 
 OPTIMIZER = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02, "eps": 1e-8}
 
@@ -93,7 +97,7 @@ def build(name: str, workload: Workload) -> System:
 
 def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
     is_ec = workload.config.module == "ec"
-    if name == "fused_row_wise":
+    if name == FUSED:
         fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
         return fused(fused_params=dict(OPTIMIZER))
     stock = EmbeddingCollectionSharder if is_ec else EmbeddingBagCollectionSharder
@@ -113,9 +117,7 @@ def _plan(
         group = dist.group.WORLD
         assert group is not None
         return planner.collective_plan(model, [sharder], group)
-    generators = {
-        table: _generator(name, i, ranks) for i, table in enumerate(workload.table_rows)
-    }
+    generators = {table: _generator(name, i, ranks) for i, table in enumerate(workload.table_rows)}
     module_plan = construct_module_sharding_plan(
         model.embeddings,
         generators,
@@ -125,6 +127,23 @@ def _plan(
         device_type="cpu",
     )
     return ShardingPlan({"embeddings": module_plan})
+
+
+def planner_picks(workload: Workload) -> dict[str, int]:
+    """How many tables our planner would shard in which way, knowing pooling but no profile."""
+    config = workload.config
+    constraint = ParameterConstraints(pooling_factors=[config.pooling])
+    planner = FusedShardingPlanner(
+        topology=Topology(
+            world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
+        ),
+        batch_size=config.batch_size,
+        constraints=dict.fromkeys(workload.table_rows, constraint),
+        debug=False,
+    )
+    plan = planner.plan(workload.model(), [_sharder(FUSED, workload)])
+    (tables,) = plan.plan.values()
+    return dict(Counter(sharding.sharding_type for sharding in tables.values()))  # type: ignore[attr-defined]
 
 
 def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:

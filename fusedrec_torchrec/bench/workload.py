@@ -102,7 +102,7 @@ def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
             )
             for i in range(config.tables)
         ],
-        dense_features=0,
+        dense_features=1,
         samples=BATCHES * config.ranks * config.batch_size,
     )
 

@@ -141,9 +141,7 @@ def pooled_bags(
 
 def _transposed(count: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """Positions of the elements of a [rows, columns] matrix, column after column."""
-    return (
-        torch.arange(count, dtype=torch.int32, device=device).view(rows, columns).t().reshape(-1)
-    )
+    return torch.arange(count, dtype=torch.int32, device=device).view(rows, columns).t().reshape(-1)
 
 
 def _moved(grouping: Grouping | None, moved_to: torch.Tensor | None) -> Grouping | None:

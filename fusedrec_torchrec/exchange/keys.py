@@ -34,9 +34,7 @@ class KeySpace:
         )
         self._native = native.available_on(layout.device)
 
-    def keys(
-        self, ids_N: torch.Tensor, counts: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys(self, ids_N: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys of the ids, and whether any id is out of its table's range.
 
         Args:

@@ -63,7 +63,7 @@ class stage:  # noqa: N801 - reads as a statement
         self._name = name
         # Marks cost more than a small stage itself: only when somebody looks.
         self._record = (
-            record_function(f"fusedrec::{name}") if torch.autograd._profiler_enabled() else None
+            record_function(f"fusedrec::{name}") if torch._C._autograd._profiler_enabled() else None
         )
 
     def __enter__(self) -> None:

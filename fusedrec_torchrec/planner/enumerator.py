@@ -14,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
+from fusedrec_torchrec.planner.workload import TableWorkload
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedEnumerator", "is_fused"]
@@ -71,7 +72,15 @@ class FusedEnumerator(EmbeddingEnumerator):
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
         self._cannot_be_fused = unfit_tables(module, sharders, self._compute_device)
-        return super().enumerate(module, sharders)
+        options = super().enumerate(module, sharders)
+        return [option for option in options if not is_fused(option) or self._pays(option)]
+
+    def _pays(self, option: ShardingOption) -> bool:
+        """Whether a fused option is worth a thought; one that is the only choice always is."""
+        mine = (self._constraints or {}).get(option.name)
+        if mine is not None and mine.sharding_types == [FUSED]:
+            return True
+        return TableWorkload(option, self._constraints).pays_fused
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         for option in sharding_options:

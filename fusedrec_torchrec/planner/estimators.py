@@ -1,9 +1,4 @@
-"""Time and memory of fused tables; stock tables are estimated by TorchRec's own estimators.
-
-The estimates know nothing of the access distribution: they take ids to be uniform over a table's
-rows, which is the worst case for dedup.  N ids of a table of R rows then meet
-``R * (1 - (1 - 1/R)^N)`` distinct rows.
-"""
+"""Time and memory of fused tables; stock tables are estimated by TorchRec's own estimators."""
 
 import math
 from typing import Any
@@ -26,12 +21,12 @@ from torchrec.distributed.planner.types import (
     Storage,
     Topology,
 )
-from torchrec.distributed.planner.utils import get_num_poolings
 
 from fusedrec_torchrec.exchange.lookup import optimizer_of
 from fusedrec_torchrec.planner.enumerator import is_fused
+from fusedrec_torchrec.planner.workload import TableWorkload
 
-__all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "expected_unique", "optimizer_bytes"]
+__all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
 
 STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
 ID_BYTES = 4  # on the wire
@@ -53,13 +48,6 @@ STATES: dict[EmbOptimType, tuple[int, int]] = {
 }
 
 
-def expected_unique(rows: int, ids: float) -> float:
-    """Distinct rows among ``ids`` uniform draws from ``rows`` rows."""
-    if rows <= 0 or ids <= 0:
-        return 0.0
-    return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else 1.0
-
-
 def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, int]:
     """Bytes of a shard's optimizer state, per element and per row.
 
@@ -68,28 +56,6 @@ def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, 
     """
     per_element, per_row = STATES.get(optimizer, STATES[EmbOptimType.ADAM])
     return rows * dim * per_element * STATE_BYTES, rows * per_row * STATE_BYTES
-
-
-class _Workload:
-    """What a batch asks of a fused table."""
-
-    def __init__(
-        self, option: ShardingOption, constraints: dict[str, ParameterConstraints] | None
-    ) -> None:
-        mine = (constraints or {}).get(option.name)
-        poolings = get_num_poolings(constraints, option)
-        batch_sizes = (mine.batch_sizes if mine else None) or [option.batch_size] * len(poolings)
-        self.rows, self.dim = option.tensor.shape
-        self.element_size = option.tensor.element_size()
-        self.ids = sum(
-            length * pooling * batch
-            for length, pooling, batch in zip(
-                option.input_lengths, poolings, batch_sizes, strict=True
-            )
-        )
-        self.bags = sum(p * b for p, b in zip(poolings, batch_sizes, strict=True))
-        self.output_rows = self.bags if option.is_pooled else self.ids
-        self.unique = expected_unique(self.rows, self.ids)
 
 
 class FusedPerfEstimator(ShardEstimator):
@@ -111,7 +77,7 @@ class FusedPerfEstimator(ShardEstimator):
             self._estimate_fused(option)
 
     def _estimate_fused(self, option: ShardingOption) -> None:
-        topology, work = self._topology, _Workload(option, self._constraints)
+        topology, work = self._topology, TableWorkload(option, self._constraints)
         ranks = topology.world_size
         memory_bw = kernel_bw_lookup(
             topology.compute_device,
@@ -164,7 +130,7 @@ class FusedStorageEstimator(ShardEstimator):
                 shard.storage = self._storage(option, shard.size[0], fused_params)
 
     def _storage(self, option: ShardingOption, rows: int, fused_params: dict[str, Any]) -> Storage:
-        work = _Workload(option, self._constraints)
+        work = TableWorkload(option, self._constraints)
         weights = rows * work.dim * work.element_size
         element_state, row_state = optimizer_bytes(
             optimizer_of(option.tensor, fused_params.get("optimizer")), rows, work.dim

@@ -137,7 +137,7 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     problem: tuple[list[int], list[list[int]], list[list[int]]],
     equally_many: bool,
 ) -> None:
-    """Follows each id by hand: its owner, its local row, its place on the wire and in the matrix."""
+    """Follows each id by hand: owner, local row, place on the wire and among the rows received."""
     if method == "by_hash" and not use_native:
         return
     dims, rows, ids = problem
@@ -157,9 +157,7 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
 
     ranks, buckets = layout.world_size, len(layout.buckets)
     bucket_of = {
-        order[p]: k
-        for k, b in enumerate(layout.buckets)
-        for p in range(b.first_table, b.end_table)
+        order[p]: k for k, b in enumerate(layout.buckets) for p in range(b.first_table, b.end_table)
     }
 
     def place(t: int, row: int) -> tuple[int, int, int]:
@@ -177,21 +175,16 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
 
     # Rows come back bucket by bucket, owner by owner: each id finds its own.
     answers = [
-        (k, r)
-        for k in range(buckets)
-        for r in range(ranks)
-        for _ in range(want_counts[k][r])
+        (k, r) for k in range(buckets) for r in range(ranks) for _ in range(want_counts[k][r])
     ]
     local_rows = routed.local_rows_U.tolist()
-    ids_per_bucket = [
-        sum(counts[b.first_table : b.end_table]) for b in layout.buckets
-    ]
+    ids_per_bucket = [sum(counts[b.first_table : b.end_table]) for b in layout.buckets]
     first, got = 0, []
     for k, (row_N, grouping) in enumerate(
         rows_of_buckets(unique, routed.counts_KW, ids_per_bucket)
     ):
-        for row in row_N.tolist():
-            got.append((*answers[first + row], local_rows[first + row]))
+        rows_of_ids = [first + row for row in row_N.tolist()]
+        got += [(*answers[row], local_rows[row]) for row in rows_of_ids]
         if grouping is not None:
             for row in range(sum(want_counts[k])):
                 start, end = grouping.starts_U1[row : row + 2].tolist()

@@ -99,11 +99,11 @@ def test_outputs_and_gradients_of_rows_and_weights(
         order = None
         if problem["kind"] == "side by side":
             order = torch.randperm(ids, generator=generator).int()
-        weight = small_integers(ids, seed=seed + k).requires_grad_() if problem["weighted"] else None
-        offsets = torch.tensor([0, *bag_lengths]).cumsum(0).int()
-        bags.append(
-            Bags(rows_N.int(), None if one_each else offsets, divisor, order, width=width)
+        weight = (
+            small_integers(ids, seed=seed + k).requires_grad_() if problem["weighted"] else None
         )
+        offsets = torch.tensor([0, *bag_lengths]).cumsum(0).int()
+        bags.append(Bags(rows_N.int(), None if one_each else offsets, divisor, order, width=width))
         weights.append(weight)
 
         # The same written out: rows of all owners, gathered, weighted, summed, divided.

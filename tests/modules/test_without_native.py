@@ -24,9 +24,7 @@ def run_without_native(case: Case, **kwargs: Any) -> None:
 
 @pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
 def test_bags(cluster_2: Cluster, integers: bool) -> None:
-    case = Case(
-        tables=TABLES, batch_sizes=(6, 4), optimizer="rowwise_adagrad", integers=integers
-    )
+    case = Case(tables=TABLES, batch_sizes=(6, 4), optimizer="rowwise_adagrad", integers=integers)
     cluster_2.run(run_without_native, case)
 
 

@@ -28,8 +28,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.planner.estimators import expected_unique, optimizer_bytes
+from fusedrec_torchrec.planner.estimators import optimizer_bytes
 from fusedrec_torchrec.planner.stats import FusedEmbeddingStats
+from fusedrec_torchrec.planner.workload import expected_unique
 from tests.case import parallel
 from tests.cluster import Cluster
 
@@ -93,6 +94,26 @@ def test_one_type_for_all(sharding_type: str) -> None:
 def test_tables_that_repeat_many_ids_are_fused_without_being_told() -> None:
     plan = planner(batch_size=4096).plan(Model(), fr.fused_sharders())
     assert types(plan)["a"] == types(plan)["b"] == FUSED
+
+
+@pytest.mark.parametrize(("pooling", "is_fused"), [(1.0, True), (2.0, True), (20.0, False)])
+def test_tables_with_many_ids_in_a_bag_and_few_repetitions_stay_stock(
+    pooling: float, is_fused: bool
+) -> None:
+    """Then pooling at the owner sends less: one row for a bag."""
+    constraints = {"b": ParameterConstraints(pooling_factors=[pooling])}
+    plan = planner(batch_size=4096, constraints=constraints).plan(Model(), fr.fused_sharders())
+    assert (types(plan)["b"] == FUSED) == is_fused
+    assert types(plan)["a"] == FUSED
+    constraints["b"] = ParameterConstraints(pooling_factors=[pooling], sharding_types=[FUSED])
+    plan = planner(batch_size=4096, constraints=constraints).plan(Model(), fr.fused_sharders())
+    assert types(plan)["b"] == FUSED, "what is asked for is done"
+
+
+def test_sequences_pay_whatever_their_length() -> None:
+    constraints = {"s": ParameterConstraints(pooling_factors=[50.0])}
+    plan = planner(batch_size=64, constraints=constraints).plan(Model(), fr.fused_sharders())
+    assert types(plan)["s"] == FUSED
 
 
 def print_options() -> None:
