@@ -3,7 +3,8 @@
 ``python`` blocks of a document run one after another in one process, as the only rank of a group.
 ``yaml`` blocks load as training configurations.  ``sh`` blocks run line by line in a folder with
 the configurations and a ``train.txt``; lines whose program needs the network, a cluster or other
-machines (see ``NOT_HERE``) are only checked to be well-formed, ``make`` goals to exist.  ``text``
+machines (see ``NOT_HERE``) are only checked to be well-formed, as are benchmarks, ``make`` goals
+to exist.  ``text``
 blocks are output.
 """
 
@@ -18,8 +19,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.bench.suite import SuiteConfig
+from fusedrec_torchrec.cli.main import _parser, main
+from fusedrec_torchrec.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from tests.cli.command import ROOT, python
 from tests.data.criteo_text import lines, write
@@ -27,6 +29,10 @@ from tests.data.criteo_text import lines, write
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")
 LANGUAGES = {"python", "yaml", "sh", "text"}
+FILL_PAGE = (
+    "import sys; sys.path.insert(0, 'docs'); import performance; "
+    "print(performance.fill(open('docs/performance.md').read()), end='')"
+)
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -89,6 +95,12 @@ def commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "command"), commands())
 def test_commands_run(name: str, command: str, workplace: Path) -> None:
     words = shlex.split(command)
+    while re.match("[A-Z_]+=", words[0]):  # environment variables
+        del words[0]
+    if words[:2] == ["fusedrec", "bench"]:  # too long a run; tests/bench has short ones
+        suite = _parser().parse_args(words[1:]).suite
+        assert from_mapping(SuiteConfig, load_yaml(ROOT / suite)).expanded(), command
+        return
     if words[0] in NOT_HERE:
         named = [
             word for word in words if re.match(r"(configs|examples|requirements)[-/\w]*\.", word)
@@ -149,3 +161,12 @@ def test_links_lead_somewhere() -> None:
 def test_no_results_are_missing() -> None:
     quality = (ROOT / "docs" / "quality.md").read_text()
     assert re.search(r"fused_row_wise \| 0\.7\d+ ± 0\.0\d+", quality)
+
+
+def test_the_performance_page_shows_the_measurements() -> None:
+    """What stands between its marks is what the committed measurements give."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    done = python("-c", FILL_PAGE, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == page
+    assert page.count("<!-- end -->") > 10

@@ -5,11 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.suite import SYSTEMS
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["draw"]
 
-GREY = "0.6"
+COLORS: dict[str, str] = {
+    name: "tab:green" if name == FUSED else color
+    for name, color in zip(
+        SYSTEMS,
+        ("tab:blue", "tab:orange", "tab:purple", "tab:brown", "tab:gray", "tab:olive", ""),
+        strict=True,
+    )
+}
 
 
 def draw(workloads: Sequence[WorkloadFigures], folder: Path) -> list[Path]:
@@ -57,6 +65,15 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
+def _plain_numbers(axis: Any) -> None:
+    """20, 50, 100 instead of powers of ten, on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
     figure, axes = _figure(len(workloads))
     for y, w in enumerate(workloads):
@@ -69,7 +86,7 @@ def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(workloads)), [w.title for w in workloads])
     axes.invert_yaxis()
-    axes.margins(x=0.25)
+    axes.margins(x=0.3)
     axes.set_xlim(left=0)
     axes.set_xlabel("step of the best stock sharding / fused step (line: 95 % interval)")
     return _save(figure, path)
@@ -105,22 +122,24 @@ def _breakdown(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
 
 
 def _bytes(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
-    names = list(dict.fromkeys(name for w in workloads for name in w.systems))
-    height = 0.8 / len(names)
-    figure, axes = _figure(len(workloads), 0.2 + 0.16 * len(names))
-    for j, name in enumerate(names):
-        places = [i for i, w in enumerate(workloads) if name in w.systems]
-        sizes = [workloads[i].systems[name].bytes_sent / 2**20 for i in places]
-        axes.barh([i + j * height for i in places], sizes, height=height, label=name)
-    for i, w in enumerate(workloads):
+    figure, axes = _figure(sum(len(w.systems) + 1 for w in workloads), 0.2)
+    y, middles, shown = 0, [], set()
+    for w in workloads:
+        first = y
+        for name, system in w.systems.items():
+            label = None if name in shown else name
+            axes.barh(y, system.bytes_sent / 2**20, height=1, color=COLORS[name], label=label)
+            shown.add(name)
+            y += 1
         least = w.least_row_bytes / 2**20
-        axes.plot([least, least], [i - height / 2, i + 0.8 - height / 2], color="black")
+        axes.plot([least, least], [first - 0.5, y - 0.5], color="black")
+        middles.append((first + y - 1) / 2)
+        y += 1
     axes.plot([], [], color="black", label="lower bound: unique remote rows, and back")
-    axes.set_yticks(
-        [i + 0.4 - height / 2 for i in range(len(workloads))], [w.title for w in workloads]
-    )
+    axes.set_yticks(middles, [w.title for w in workloads])
     axes.invert_yaxis()
     axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
     axes.set_xlabel("MiB on the wire in a step, all ranks (ideal collectives)")
     figure.legend(loc="outside lower center", ncols=4, fontsize="small")
     figure.set_figheight(figure.get_figheight() + 0.6)
@@ -148,13 +167,15 @@ def _growth(series: dict[str, list[WorkloadFigures]], path: Path) -> Path:
                     values,
                     marker="o",
                     markersize=3,
-                    linewidth=2.5 if name == FUSED else 1,
+                    linewidth=2.5 if name == FUSED else 1.2,
+                    color=COLORS[name],
                 )
                 handles.setdefault(name, line)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            _plain_numbers(axes.yaxis)
             axes.set_xticks([_swept(w) for w in workloads], [str(_swept(w)) for w in workloads])
-            axes.minorticks_off()
+            axes.xaxis.minorticks_off()
             axes.grid(alpha=0.3)
             axes.set_xlabel(field)
         grid[0, column].set_title(title, fontsize="medium")

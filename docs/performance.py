@@ -1,0 +1,124 @@
+"""Writes the figures of docs/performance.md: tables between their marks, and plots.
+
+    python docs/performance.py
+
+The measurements are in benchmarks/results, from `make performance DATA=train.txt.gz`.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusedrec_torchrec.bench import report
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.plots import draw
+from fusedrec_torchrec.bench.report import Table
+from fusedrec_torchrec.bench.run import RESULTS, load_results
+from fusedrec_torchrec.bench.statistics import Ratio
+
+DOCS = Path(__file__).parent
+MEASURED = DOCS.parent / "benchmarks" / "results"
+MARK = re.compile(r"(<!-- (\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLOTS = {
+    "targets": ("breakdown", "bytes"),
+    "links": ("speed_up",),
+    "workloads": ("speed_up",),
+    "growth": ("growth",),
+}
+
+
+def figures_of(suite: str) -> list[WorkloadFigures]:
+    document = load_results(MEASURED / suite / RESULTS)
+    return [WorkloadFigures(result) for result in document["results"]]
+
+
+def summary(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Targets, what was measured, and whether that is enough."""
+    found = {w.title: w for w in workloads}
+    rows: list[tuple[str, ...]] = []
+
+    def line(what: str, target: str, measured: str, met: bool) -> None:
+        rows.append((what, target, measured, "yes" if met else "**no**"))
+
+    def ratio(what: str, least: float, value: Ratio | None) -> None:
+        assert value is not None
+        line(what, f">= {least}", str(value), value.median >= least)
+
+    small, large = found["Criteo, batch_size 2048"], found["Criteo, batch_size 8192"]
+    ratio("loopback, batch 2048: best stock / fused", 2.5, small.speed_up)
+    ratio("loopback, batch 8192: best stock / fused", 3.0, large.speed_up)
+    for batch in (2048, 8192):
+        w = found[f"Criteo, 1gbit, batch_size {batch}"]
+        ratio(f"1 Gbit/s, batch {batch}: best stock / fused", 3.5, w.speed_up)
+    both = (small, large)
+    rows_share = max(w.row_bytes / w.least_row_bytes for w in both)
+    line("bytes of rows / lower bound", "<= 1.00", f"{rows_share:.4f}", rows_share <= 1)
+    ids_share = max(w.id_bytes / w.row_bytes for w in both)
+    line("ids and headers / rows", "<= 5 %", f"{ids_share:.2%}", ids_share <= 0.05)
+    collectives = max(w.fused.collectives for w in both if w.fused is not None)
+    line("collectives in a step", "3", str(collectives), collectives == 3)
+    for w, title in ((small, "loopback, batch 2048"), (large, "loopback, batch 8192")):
+        ratio(f"efficiency, {title}", 0.7, w.efficiency)
+    for batch in (2048, 8192):
+        w = found[f"Criteo, 1gbit, batch_size {batch}"]
+        ratio(f"efficiency, 1 Gbit/s, batch {batch}", 0.7, w.efficiency)
+    few, many = found["26 tables"], found["1000 tables"]
+    assert few.fused is not None and many.fused is not None
+    growth = many.fused.milliseconds / few.fused.milliseconds
+    stock = many.systems["table_wise"].milliseconds / few.systems["table_wise"].milliseconds
+    line(
+        "1000 tables against 26, as many ids: the step grows",
+        "<= 1.3x",
+        f"{growth:.2f}x (table_wise: {stock:.2f}x)",
+        growth <= 1.3,
+    )
+    wrong = [
+        w
+        for w in workloads
+        if w.advice not in ("fused_row_wise", "") and set(w.planner_picks) == {"fused_row_wise"}
+    ]
+    line(
+        "workloads where fused is over 5 % slower and the planner picks it",
+        "0",
+        str(len(wrong)),
+        not wrong,
+    )
+    return Table("", ("", "target", "measured", "met"), rows)
+
+
+TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
+    "summary": summary,
+    "speeds": report.speeds,
+    "wire": report.wire,
+    "bounds": report.bounds,
+    "phases": report.phases,
+    "crossover": report.crossover,
+    "memory": report.memory,
+}
+
+
+def fill(text: str) -> str:
+    """The text with what stands between marks such as `<!-- speeds of targets -->` made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        begin, kind, suites, end = found.groups()
+        workloads = [w for suite in suites.split(" and ") for w in figures_of(suite)]
+        return f"{begin}\n{TABLES[kind](workloads).markdown()}\n\n{end}"
+
+    return MARK.sub(table, text)
+
+
+def main() -> None:
+    page = DOCS / "performance.md"
+    page.write_text(fill(page.read_text()))
+    for suite, names in PLOTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            draw(figures_of(suite), Path(folder))
+            for name in names:
+                target = DOCS / "figures" / f"performance_{suite}_{name}.png"
+                target.write_bytes((Path(folder) / f"{name}.png").read_bytes())
+
+
+if __name__ == "__main__":
+    main()
