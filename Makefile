@@ -66,10 +66,10 @@ performance: $(READY)
 			--output benchmarks/results/$$suite || exit 1; \
 	done
 	FUSEDREC_NATIVE=0 $(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
-		--set memory=false --set pairs=5 --output benchmarks/results/without_native
+		--set pairs=5 --output benchmarks/results/without_native
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=8589934592 \
 		$(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
-		--set memory=false --set pairs=5 --output benchmarks/results/malloc
+		--set pairs=5 --output benchmarks/results/malloc
 	$(BIN)/python docs/performance.py
 
 quality: $(READY)

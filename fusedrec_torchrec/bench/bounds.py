@@ -40,10 +40,9 @@ class Bounds:
 
     Attributes:
         parts: by name, a function of the batch's number.
-        ids: ids of the first batch, all ranks together.
-        outputs: rows of output that the ranks' ids make.
-        unique: rows that its ranks ask for, without repetition on a rank.
-        unique_remote_bytes: size of those of them that another rank owns.
+        counts: what this rank's first batch asks for: ``ids``; ``outputs``, the rows of output
+            they make; ``unique``, the distinct rows among them; ``unique_remote_bytes``, the size
+            of those that another rank owns.
     """
 
     def __init__(self, fused: System, workload: Workload) -> None:
@@ -57,7 +56,7 @@ class Bounds:
             "lookup": self._lookup,
             "gather": self._gather,
         }
-        self._count(workload)
+        self.counts = _counts(workload)
 
     @staticmethod
     def _exchanged(module: Any, batch: object) -> _Batch:
@@ -121,19 +120,22 @@ class Bounds:
                     include_last_offset=True,
                 )
 
-    def _count(self, workload: Workload) -> None:
-        """From the ids themselves, without the exchange's own arithmetic."""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        unique = remote_bytes = 0
-        batch = workload.batches[0]
-        for (name, rows), dim in zip(workload.table_rows.items(), workload.dims, strict=True):
-            ids = batch[name].values().unique()
-            per_rank = -(-rows // ranks)  # fused_row_wise splits tables evenly
-            remote = int((ids // per_rank != rank).sum())
-            unique += ids.numel()
-            remote_bytes += remote * dim * 4
-        ids = batch.values().numel()
-        outputs = ids if workload.config.module == "ec" else batch.lengths().numel()
-        counts = torch.tensor([ids, outputs, unique, remote_bytes])
-        dist.all_reduce(counts)
-        self.ids, self.outputs, self.unique, self.unique_remote_bytes = counts.tolist()
+
+def _counts(workload: Workload) -> dict[str, int]:
+    """From the ids themselves, without the exchange's own arithmetic."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    unique = remote_bytes = 0
+    batch = workload.batches[0]
+    for (name, rows), dim in zip(workload.table_rows.items(), workload.dims, strict=True):
+        ids = batch[name].values().unique()
+        per_rank = -(-rows // ranks)  # fused_row_wise splits tables evenly
+        unique += ids.numel()
+        remote_bytes += int((ids // per_rank != rank).sum()) * dim * 4
+    ids_in_batch = batch.values().numel()
+    is_sequence = workload.config.module == "ec"
+    return {
+        "ids": ids_in_batch,
+        "outputs": ids_in_batch if is_sequence else batch.lengths().numel(),
+        "unique": unique,
+        "unique_remote_bytes": remote_bytes,
+    }

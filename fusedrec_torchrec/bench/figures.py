@@ -25,6 +25,7 @@ class SystemFigures:
         collectives: number in a step.
         bytes_sent: by all ranks in a step, with ideal collectives.
         gloo_bytes_sent: as gloo sends them: its reduce-scatter is a whole all-reduce.
+        memory: peak bytes of a rank beyond what libraries and data took before.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SystemFigures:
     collectives: int
     bytes_sent: int
     gloo_bytes_sent: int
+    memory: int
 
 
 class WorkloadFigures:
@@ -47,7 +49,6 @@ class WorkloadFigures:
             name: self._system(name, times, None if fused is None else paired_ratio(times, fused))
             for name, times in seconds.items()
         }
-        self.memory: dict[str, int] = result.get("memory", {})
 
     def _system(self, name: str, times: list[float], ratio: Ratio | None) -> SystemFigures:
         ranks = self.measured["wire"][name]
@@ -61,6 +62,7 @@ class WorkloadFigures:
             gloo_bytes_sent=sum(
                 c["bytes_sent"] * (2 if c["name"] == "reduce_scatter" else 1) for c in sent
             ),
+            memory=self.measured["memory"][name],
         )
 
     @property

@@ -1,11 +1,17 @@
-"""``python -m fusedrec_torchrec.bench.rank JOB``: one rank of a benchmark, see ``ranks``."""
+"""``python -m fusedrec_torchrec.bench.rank JOB``: one rank of one system, see ``ranks``.
+
+It reads commands from standard input, one JSON list ``[name, arguments]`` a line, and answers each
+with one line of JSON.  Commands are the methods of ``Rank``; all ranks of a system get the same.
+"""
 
 import json
 import logging
 import os
-import resource
 import sys
+import time
 import warnings
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,55 +19,109 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.bench.measure import measure
+from fusedrec_torchrec.bench.bounds import Bounds
+from fusedrec_torchrec.bench.phases import phases_of
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
-from fusedrec_torchrec.bench.systems import build
+from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
+from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.config import from_mapping
 
-__all__ = ["main"]
+__all__ = ["Rank", "main"]
+
+
+class Rank:
+    """A system's model on this rank, and what can be asked about it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        suite = from_mapping(SuiteConfig, job["suite"])
+        config = from_mapping(WorkloadConfig, job["workload"])
+        torch.set_num_threads(suite.threads)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{job['store']}",
+            rank=int(os.environ["RANK"]),
+            world_size=config.ranks,
+            timeout=timedelta(minutes=10),
+        )
+        source = open_source(config, job["prepared"])
+        self._workload = Workload.make(config, source, dist.get_rank())
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        self._memory_before = _memory("VmRSS")
+        self._system = build(job["system"], self._workload)
+        for step in range(suite.warm_up):
+            self._system.step(self._batch(step))
+        self._bounds: Bounds | None = None
+
+    def _batch(self, number: int) -> Any:
+        return self._workload.batches[number % len(self._workload.batches)]
+
+    def step(self, numbers: list[int]) -> float:
+        """Seconds of a training step, mean over the batches of these numbers."""
+        return _seconds(lambda number: self._system.step(self._batch(number)), numbers)
+
+    def bound(self, part: str, numbers: list[int]) -> float:
+        """Seconds of a part of the lower bound, for the same batches."""
+        assert self._bounds is not None
+        count = len(self._workload.batches)
+        return _seconds(self._bounds.parts[part], [number % count for number in numbers])
+
+    def wire(self) -> list[dict[str, Any]]:
+        """Collectives of the first batch's step."""
+        with CollectiveCounter() as counter:
+            self._system.step(self._batch(0))
+        return [
+            {**asdict(c), "dtype": str(c.dtype).removeprefix("torch.")} for c in counter.collectives
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """What the first batch asks for; also makes the lower bounds ready."""
+        self._bounds = Bounds(self._system, self._workload)
+        return self._bounds.counts
+
+    def phases(self, steps: int) -> dict[str, float]:
+        return phases_of(self._system, self._workload, steps)
+
+    def planner_picks(self) -> dict[str, int]:
+        return planner_picks(self._workload)
+
+    def memory(self) -> int:
+        """Peak memory in bytes, beyond what libraries and data took before the model was built."""
+        return _memory("VmHWM") - self._memory_before
+
+
+def _seconds(function: Callable[[int], None], numbers: list[int]) -> float:
+    """Mean seconds of a call.
+
+    One call before does not count: caches are those of whatever ran last.
+    """
+    function(numbers[-1])
+    dist.barrier()
+    begun = time.perf_counter()
+    for number in numbers:
+        function(number)
+    return (time.perf_counter() - begun) / len(numbers)
+
+
+def _memory(name: str) -> int:
+    """Bytes of this process's memory as Linux counts them: now (VmRSS) or at most (VmHWM)."""
+    status = Path("/proc/self/status").read_text()
+    return next(
+        int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name)
+    )
 
 
 def main(job_file: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not look like an answer
     logging.disable(logging.WARNING)  # of TorchRec, about what the suite asks for
     warnings.filterwarnings("ignore")
-    job = json.loads(Path(job_file).read_text())
-    suite = from_mapping(SuiteConfig, job["suite"])
-    config = from_mapping(WorkloadConfig, job["workload"])
-    torch.set_num_threads(suite.threads)
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{job['store']}",
-        rank=rank,
-        world_size=config.ranks,
-        timeout=timedelta(minutes=10),
-    )
-    source = open_source(config, job["prepared"])
-    if job["alone"] is not None:
-        result = _memory_of(job["alone"], suite, Workload.make(config, source, rank))
-    else:
-
-        def tick() -> None:
-            if rank == 0:
-                print("tick", flush=True)
-
-        result = measure(suite, config, source, tick)
-    if rank == 0:
-        Path(job["result"]).write_text(json.dumps(result))
-    dist.barrier()
+    rank = Rank(json.loads(Path(job_file).read_text()))
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        print(json.dumps(getattr(rank, name)(**arguments)), file=answers, flush=True)
     dist.destroy_process_group()
-
-
-def _memory_of(system: str, suite: SuiteConfig, workload: Workload) -> dict[str, Any]:
-    """Peak memory of a system that runs alone, beyond the libraries, on the largest rank."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = build(system, workload)
-    for step in range(suite.warm_up + suite.steps):
-        model.step(workload.batches[step % len(workload.batches)])
-    peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return {"peak_bytes": int(peak) * 1024}
 
 
 if __name__ == "__main__":

@@ -1,84 +1,126 @@
-"""Starts the ranks of a benchmark, each a process of its own, and collects their figures."""
+"""The processes of a system: started together, asked together."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from fusedrec_torchrec.bench.links import hosts
+from fusedrec_torchrec.bench.links import Host
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
 
-__all__ = ["RankError", "run_ranks"]
+__all__ = ["RankError", "Ranks"]
 
-
-RESULT = "result.json"
+SHOWN_LINES = 15
 
 
 class RankError(RuntimeError):
     """A rank of a benchmark ended with an error; the text is its own."""
 
 
-def run_ranks(
-    suite: SuiteConfig,
-    workload: WorkloadConfig,
-    prepared: str | None,
-    alone: str | None = None,
-    tick: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Runs one workload on its ranks, and returns what rank 0 wrote.
+class Ranks:
+    """All ranks of one system, each a process of its own; they end with the context.
 
     Args:
+        system: name of the system.
         suite: how to measure.
         workload: what to measure.
         prepared: folder of prepared Criteo data, if there is one.
-        alone: a system to run by itself, for its memory, instead of the comparison.
-        tick: called for every measurement that is done.
+        hosts: where each rank runs.
     """
-    with tempfile.TemporaryDirectory() as folder, hosts(workload.ranks, workload.link) as places:
+
+    def __init__(
+        self,
+        system: str,
+        suite: SuiteConfig,
+        workload: WorkloadConfig,
+        prepared: str | None,
+        hosts: list[Host],
+    ) -> None:
+        self.system = system
+        self._folder = tempfile.TemporaryDirectory()
+        job_file = Path(self._folder.name) / "job.json"
         job = {
+            "system": system,
             "suite": to_mapping(suite),
             "workload": to_mapping(workload),
             "prepared": prepared,
-            "alone": alone,
-            "store": f"{folder}/store",
-            "result": f"{folder}/{RESULT}",
+            "store": f"{self._folder.name}/store",
         }
-        job_file = Path(folder) / "job.json"
         job_file.write_text(json.dumps(job))
-        processes: list[subprocess.Popen[str]] = []
-        errors = [Path(folder) / f"rank_{rank}.err" for rank in range(workload.ranks)]
-        try:
-            for rank, place in enumerate(places):
-                with errors[rank].open("w") as error_file:
-                    processes.append(
-                        subprocess.Popen(
-                            [
-                                *place.prefix,
-                                *(sys.executable, "-m", "fusedrec_torchrec.bench.rank"),
-                                str(job_file),
-                            ],
-                            env=_environment(rank, workload, suite, place.interface),
-                            stdout=subprocess.PIPE,
-                            stderr=error_file,
-                            text=True,
-                        )
+        self._processes: list[subprocess.Popen[str]] = []
+        for rank, host in enumerate(hosts):
+            command = [*host.prefix, sys.executable, "-m", "fusedrec_torchrec.bench.rank"]
+            with self._errors(rank).open("w") as errors:
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, str(job_file)],
+                        env=_environment(rank, workload, suite, host.interface),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
                     )
-            first = processes[0].stdout
-            assert first is not None
-            for _ in first:
-                tick()
-            _finish(processes, errors)
-            result: dict[str, Any] = json.loads((Path(folder) / RESULT).read_text())
-            return result
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+                )
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._folder.cleanup()
+
+    def wait_until_ready(self) -> None:
+        """Models are built and warm when this returns."""
+        self._answers()
+
+    def ask(self, command: str, **arguments: Any) -> list[Any]:
+        """What each rank answers to a command of ``rank.Rank``."""
+        line = json.dumps([command, arguments])
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                print(line, file=process.stdin, flush=True)
+            except BrokenPipeError:
+                break  # its answer, or rather the lack of it, tells why
+        return [json.loads(answer) for answer in self._answers()]
+
+    def _answers(self) -> list[str]:
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            answers.append(process.stdout.readline())
+            if not answers[-1]:
+                self._fail()
+        return answers
+
+    def _fail(self) -> None:
+        """Tells of the first rank that ended by itself."""
+        for process in self._processes:
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                continue
+        codes = [process.poll() for process in self._processes]
+        rank = next(i for i, code in enumerate(codes) if code is not None)
+        text = self._errors(rank).read_text().strip().splitlines()[-SHOWN_LINES:]
+        raise RankError(
+            f"{self.system}: rank {rank} ended with code {codes[rank]}:\n" + "\n".join(text)
+        )
+
+    def _errors(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"rank_{rank}.err"
 
 
 def _environment(
@@ -93,18 +135,3 @@ def _environment(
         "GLOO_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(suite.threads),
     }
-
-
-def _finish(processes: list[subprocess.Popen[str]], errors: list[Path]) -> None:
-    """Waits for all ranks; the first to fail is the one to hear of."""
-    running = dict(enumerate(processes))
-    while running:
-        for rank, process in list(running.items()):
-            try:
-                code = process.wait(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            del running[rank]
-            if code:
-                lines = errors[rank].read_text().strip().splitlines()
-                raise RankError(f"rank {rank} ended with code {code}:\n" + "\n".join(lines[-15:]))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.terminal import human_bytes, print_table
 
 __all__ = ["Table", "print_report", "tables"]
@@ -31,9 +30,7 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
         yield bounds(with_fused)
         yield phases(with_fused)
         yield crossover(with_fused)
-    with_memory = [w for w in workloads if w.memory]
-    if with_memory:
-        yield memory(with_memory)
+    yield memory(workloads)
 
 
 def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
@@ -140,31 +137,37 @@ def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def phases(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Where the fused step's time goes; the stages add up to the step."""
+    """Where the fused step's time goes, and how much of it the named stages account for."""
     names = list(workloads[0].phases)
+    rows: list[tuple[str, ...]] = []
+    for w in workloads:
+        assert w.fused is not None
+        step, other = w.phases["step"], w.phases["other"]
+        rows.append(
+            (
+                w.title,
+                *(f"{w.phases[name]:.2f}" for name in names),
+                f"{1 - other / step:.0%}",
+                f"{step / w.fused.milliseconds:.2f}",
+            )
+        )
     return Table(
         "stages of the fused step in milliseconds, mean of all ranks",
-        ("workload", *names),
-        [(w.title, *(f"{w.phases[name]:.2f}" for name in names)) for w in workloads],
+        ("workload", *names, "accounted for", "step here / step above"),
+        rows,
     )
 
 
 def memory(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Peak memory of systems that ran alone."""
+    """Peak memory of a rank, each system in processes of its own."""
+    names = list(dict.fromkeys(name for w in workloads for name in w.systems))
     rows: list[tuple[str, ...]] = []
     for w in workloads:
-        stock = next(((n, b) for n, b in w.memory.items() if n not in (FUSED, "allowed")), None)
-        rows.append(
-            (
-                w.title,
-                human_bytes(w.memory[FUSED]),
-                f"{stock[0]}: {human_bytes(stock[1])}" if stock else "",
-                f"{w.memory[FUSED] / stock[1]:.2f}" if stock and stock[1] else "",
-            )
-        )
+        sizes = {name: human_bytes(system.memory) for name, system in w.systems.items()}
+        rows.append((w.title, *(sizes.get(name, "") for name in names)))
     return Table(
-        "peak memory of a rank beyond the libraries, tables included",
-        ("workload", "fused", "best stock", "fused / stock"),
+        "peak memory of a rank beyond libraries and data, tables included",
+        ("workload", *names),
         rows,
     )
 

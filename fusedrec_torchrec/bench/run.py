@@ -7,13 +7,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.links import unavailable
 from fusedrec_torchrec.bench.machine import describe_machine
-from fusedrec_torchrec.bench.ranks import run_ranks
+from fusedrec_torchrec.bench.measure import measure
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
-from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["RESULTS", "load_results", "run_suite"]
 
@@ -58,7 +56,9 @@ def run_suite(
             if reason is not None:
                 document["left_out"][workload.name] = reason
             else:
-                document["results"].append(_measure(suite, workload, prepared, bar))
+                measured = measure(suite, workload, prepared, tick=lambda: bar.update())
+                result = {"workload": to_mapping(workload), "measured": measured}
+                document["results"].append(result)
             bar.update(done + len(workload.systems) * suite.pairs - bar.n)
             _write(folder / RESULTS, document)
     return document
@@ -80,21 +80,6 @@ def _obstacle(workload: WorkloadConfig, prepared: str | None) -> str | None:
     if workload.data == "criteo" and prepared is None:
         return "needs data in Criteo's format: --data FILE_OR_FOLDER"
     return unavailable(workload.link)
-
-
-def _measure(
-    suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None, bar: Any
-) -> dict[str, Any]:
-    measured = run_ranks(suite, workload, prepared, tick=lambda: bar.update(1))
-    result: dict[str, Any] = {"workload": to_mapping(workload), "measured": measured}
-    if suite.memory:
-        figures = WorkloadFigures(result)
-        alone = [FUSED] if figures.fused is not None else []
-        alone += [figures.best_stock.name] if figures.best_stock is not None else []
-        result["memory"] = {
-            name: run_ranks(suite, workload, prepared, alone=name)["peak_bytes"] for name in alone
-        }
-    return result
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

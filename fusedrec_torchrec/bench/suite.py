@@ -88,8 +88,6 @@ class SuiteConfig:
     """Steps of each system before the first measurement."""
     threads: int = Field(default=1, ge=1)
     """Threads of each rank."""
-    memory: bool = False
-    """Also runs the best stock system and the fused one alone, for their peak memory."""
     data_parallel_mib: int = Field(default=512, ge=0)
     """data_parallel is left out if the tables are larger: it sends all of their gradients."""
     workloads: list[WorkloadConfig] = Field(default=[WorkloadConfig()], min_length=1)

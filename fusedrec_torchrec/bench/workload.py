@@ -13,7 +13,7 @@ from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Samples, Source
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 
-__all__ = ["Model", "Workload", "open_source", "outputs_of"]
+__all__ = ["Model", "Workload", "open_source", "outputs_of", "table_bytes"]
 
 BATCHES = 8
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ class Workload:
                 f"{ranks * size}, the data has {source.samples}"
             )
         rows = source.table_rows
-        dims = [config.dims[i % len(config.dims)] for i in range(len(rows))]
+        dims = _dims(config, len(rows))
         starts = [(step * ranks + rank) * size for step in range(steps)]
         names = list(rows)
         batches = [_batch(source.read(start, start + size), names) for start in starts]
@@ -80,11 +80,15 @@ class Workload:
         bag_configs = [EmbeddingBagConfig(**table) for table in tables]
         return Model(EmbeddingBagCollection(tables=bag_configs, device=meta))
 
-    @property
-    def table_bytes(self) -> int:
-        return 4 * sum(
-            rows * dim for rows, dim in zip(self.table_rows.values(), self.dims, strict=True)
-        )
+
+def table_bytes(config: WorkloadConfig, source: Source) -> int:
+    """Size of all tables."""
+    rows = source.table_rows.values()
+    return 4 * sum(n * dim for n, dim in zip(rows, _dims(config, len(rows)), strict=True))
+
+
+def _dims(config: WorkloadConfig, tables: int) -> list[int]:
+    return [config.dims[i % len(config.dims)] for i in range(tables)]
 
 
 def open_source(config: WorkloadConfig, prepared: str | None) -> Source:

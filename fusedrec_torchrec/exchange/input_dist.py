@@ -19,6 +19,7 @@ the second round is the exchange.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,9 @@ __all__ = ["Capacity", "FusedInputDist"]
 
 STATUS, WANTED, OVERFLOW, COUNTS = 0, 1, 2, 3
 GRANULE = 64
+INT32_MAX = torch.iinfo(torch.int32).max
+SLACK_ONE = 1 << 16  # what 1.0 is, in whole numbers
+Count = TypeVar("Count", int, torch.Tensor)
 
 # Whether something is wrong with a batch, and what.
 Report = tuple[torch.Tensor, Callable[[], str]]
@@ -56,15 +60,18 @@ class Capacity:
 
     def __init__(self, options: ExchangeOptions) -> None:
         self._exact = options.input_dist == "exact_counts"
-        self._slack = 1.0 + options.capacity_slack
+        self._slack = round((1 + options.capacity_slack) * SLACK_ONE)
         self.current = 0
 
-    def wanted(self, largest_count: torch.Tensor) -> torch.Tensor:
-        """What a rank asks for whose fullest message holds ``largest_count`` ids."""
+    def wanted(self, largest_count: Count) -> Count:
+        """What a rank asks for whose fullest message holds ``largest_count`` ids.
+
+        In whole numbers, and for numbers on the host as for those on a device.
+        """
         if self._exact:
-            return torch.zeros_like(largest_count)
-        room = torch.ceil(largest_count.double() * (self._slack / GRANULE)).long() * GRANULE
-        return room.clamp(max=torch.iinfo(torch.int32).max)
+            return largest_count * 0
+        granules = (largest_count * self._slack + SLACK_ONE * GRANULE - 1) // (SLACK_ONE * GRANULE)
+        return granules * GRANULE
 
     def update(self, largest_wanted: int) -> None:
         decayed = math.floor(self.current * 15 / 16 / GRANULE) * GRANULE
@@ -134,7 +141,10 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
             ],
         )
-        with stage("bags"):
+        reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
+        with stage("ids"):
+            awaitable = HeaderAwaitable(self, context, routed, reports)
+        with stage("bags"):  # while the ids travel
             for bucket, (row_N, grouping), mean_S in zip(
                 self.layout.buckets,
                 rows_of_buckets(unique, routed.counts_KW, context.ids_per_bucket),
@@ -146,9 +156,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                     if self._pooled
                     else sequence_bags(row_N, grouping)
                 )
-        reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
-        with stage("ids"):
-            return HeaderAwaitable(self, context, routed, reports)
+        return awaitable
 
 
 def rows_of_buckets(
@@ -192,7 +200,8 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         self._reports = reports
         self._header = COUNTS + len(input_dist.layout.buckets)
         self._capacity = input_dist.capacity.current
-        send = self._messages(torch.stack([bad for bad, _ in reports]).any())
+        bad = [report for report, _ in reports]
+        send = self._messages(bad[0] if len(bad) == 1 else torch.stack(bad).any())
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(
             self._received, send, group=input_dist.pg, async_op=True
@@ -202,16 +211,26 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
         """[W, header + capacity] int32; headers last, rows that do not fit may run over them."""
         counts_KW = self._routed.counts_KW
-        largest = counts_KW.sum(0).max()
         ranks, width = counts_KW.size(1), self._header + self._capacity
         flat = counts_KW.new_empty(ranks * width + 1, dtype=torch.int32)
         if self._capacity:
             self._routed.pack(flat, self._header)
         messages = flat[:-1].view(ranks, width)
-        words = [status, self._input_dist.capacity.wanted(largest), largest > self._capacity]
-        messages[:, :COUNTS] = torch.stack([word.to(counts_KW.dtype) for word in words])
-        messages[:, COUNTS : self._header] = counts_KW.t()
+        messages[:, : self._header] = self._headers(status)
         return messages
+
+    def _headers(self, status: torch.Tensor) -> torch.Tensor:
+        counts_WK, capacity = self._routed.counts_KW.t(), self._input_dist.capacity
+        if status.device.type == "cpu":  # numbers are cheaper than tensors, and at hand
+            counts = counts_WK.tolist()
+            most = max(map(sum, counts))
+            words = [int(status), min(capacity.wanted(most), INT32_MAX), int(most > self._capacity)]
+            return torch.tensor([words + row for row in counts], dtype=torch.int32)
+        largest = counts_WK.sum(1).max()
+        wanted = capacity.wanted(largest).clamp(max=INT32_MAX)
+        parts = [status, wanted, largest > self._capacity]
+        same = torch.stack([part.to(counts_WK.dtype) for part in parts])
+        return torch.cat([same.expand(counts_WK.size(0), -1), counts_WK], dim=1)
 
     def _wait_impl(self) -> Awaitable[ReceivedRows]:
         with stage("ids"):

@@ -36,6 +36,18 @@ class _RowExchange:
         self._work: dist.Work | None = None
         self._result: torch.Tensor | None = None
         self._in_flight: torch.Tensor | None = None
+        self._scale_is_taken = False
+
+    def take_scale(self) -> float:
+        """What gradients are to be multiplied with, once: whoever calls this does it.
+
+        TorchRec divides gradients by the number of ranks.  If that is no power of two, where the
+        division happens matters to the last bit, and it stays here.
+        """
+        if not get_gradient_division() or self.world_size & (self.world_size - 1):
+            return 1.0
+        self._scale_is_taken = True
+        return 1.0 / self.world_size
 
     def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
         receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
@@ -54,6 +66,13 @@ class _RowExchange:
         self._work = self._result = self._in_flight = None
         return result
 
+    def finish_backward(self) -> torch.Tensor:
+        gradient = self.finish()
+        if get_gradient_division() and not self._scale_is_taken:
+            gradient.div_(self.world_size)
+        self._scale_is_taken = False
+        return gradient
+
     @property
     def world_size(self) -> int:
         return self._pg.size()
@@ -71,10 +90,7 @@ class _Launch(Function):
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         with stage("gradients"):
-            grad = ctx.exchange.finish()
-            if get_gradient_division():
-                grad.div_(ctx.exchange.world_size)
-        return grad, None
+            return ctx.exchange.finish_backward(), None
 
 
 class _Wait(Function):
@@ -152,5 +168,13 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
             if context.weights_N is None
             else list(context.weights_N.split(context.ids_per_bucket))
         )
-        output = pool(flat, context.counts_out, self._dims, weights, context.bags, self._buffers)
+        output = pool(
+            flat,
+            context.counts_out,
+            self._dims,
+            weights,
+            context.bags,
+            self._buffers,
+            self._exchange.take_scale,
+        )
         return output.flatten() if context.variable_batch_per_feature else output

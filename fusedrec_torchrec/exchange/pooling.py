@@ -9,7 +9,7 @@ brought together, and both directions run on ``embedding_bag``: over rows forwar
 output gradients, with ids grouped by row, backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -33,6 +33,7 @@ def pool(
     weights: Sequence[torch.Tensor | None],
     bags: Sequence[Bags],
     buffers: Buffers,
+    take_scale: Callable[[], float] = lambda: 1.0,
 ) -> torch.Tensor:
     """Pools the rows of all buckets.
 
@@ -43,6 +44,8 @@ def pool(
         weights: for each bucket a weight per id in the order of the batch, or None.
         bags: for each bucket which rows form which output row.
         buffers: where results get their memory.
+        take_scale: called in backward if rows' gradients can be scaled on the way; gives a power
+            of two, and leaves it to us.
 
     Returns:
         [batch, columns of all slots] if bags lie side by side.  Else the bags of all buckets one
@@ -55,7 +58,7 @@ def pool(
     side_by_side = all(each.width for each in bags)
     if flat.dtype == torch.float32 and native.available_on(flat.device):
         rows = _FlatRows(counts, dims)
-        out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, *weights)
+        out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, take_scale, *weights)
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
@@ -107,10 +110,11 @@ class _NativePool(Function):
         rows: _FlatRows,
         bags: Sequence[Bags],
         buffers: Buffers,
+        take_scale: Callable[[], float],
         *weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.rows, ctx.bags, ctx.buffers = rows, bags, buffers
-        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[4:]) else None)
+        ctx.rows, ctx.bags, ctx.buffers, ctx.take_scale = rows, bags, buffers, take_scale
+        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[5:]) else None)
         with stage("pooling"):
             side_by_side = all(each.width for each in bags)
             columns = [
@@ -142,22 +146,23 @@ class _NativePool(Function):
                 flat_gradient = ctx.buffers.take(
                     "row gradients", (rows.elements,), gradient.dtype, gradient.device
                 )
+                scale = ctx.take_scale()
                 for k, (matrix, width, column) in enumerate(places):
                     torch.ops.fusedrec.row_sums(
                         matrix, width, column, *_ids(bags[k], weights[k]),
-                        rows.addresses[k], rows.rows[k], rows.dims[k], flat_gradient,
+                        rows.addresses[k], rows.rows[k], rows.dims[k], scale, flat_gradient,
                     )  # fmt: skip
             weight_gradients = [
                 _weights_backward(
                     _columns(matrix, column, each, dim), _rows_of(flat, rows, k), each, weight.dtype
                 )
-                if ctx.needs_input_grad[4 + k]
+                if ctx.needs_input_grad[5 + k]
                 else None
                 for k, ((matrix, _, column), each, dim, weight) in enumerate(
                     zip(places, bags, rows.dims, weights, strict=True)
                 )
             ]
-        return flat_gradient, None, None, None, *weight_gradients
+        return flat_gradient, None, None, None, None, *weight_gradients
 
 
 def _places(

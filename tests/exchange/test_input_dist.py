@@ -18,8 +18,11 @@ from tests.exchange.tables import sharded_tables
 def test_capacity_grows_at_once_and_shrinks_slowly() -> None:
     capacity = Capacity(ExchangeOptions(capacity_slack=0.125))
     assert capacity.current == 0
-    wanted = int(capacity.wanted(torch.tensor(1000)))
+    wanted = capacity.wanted(1000)
     assert wanted == 1152  # 1125 rounded up to a multiple of 64
+    for count in (0, 1, 56, 57, 1000, 2**31 - 1):
+        assert capacity.wanted(count) >= 1.125 * count
+        assert int(capacity.wanted(torch.tensor(count))) == capacity.wanted(count)
     capacity.update(wanted)
     assert capacity.current == 1152
     capacity.update(64)
@@ -33,7 +36,7 @@ def test_capacity_grows_at_once_and_shrinks_slowly() -> None:
 
 def test_capacity_is_always_zero_with_exact_counts() -> None:
     capacity = Capacity(ExchangeOptions(input_dist="exact_counts"))
-    capacity.update(int(capacity.wanted(torch.tensor(1000))))
+    capacity.update(capacity.wanted(1000))
     assert capacity.current == 0
 
 
