@@ -35,7 +35,7 @@ def measure(
         tick: called for every measurement that is done.
     """
     left_out = _left_out(suite, workload, prepared)
-    names = [name for name in workload.systems if name not in left_out]
+    names: list[str] = [name for name in workload.systems if name not in left_out]
     with ExitStack() as stack:
         places = stack.enter_context(hosts(workload.ranks, workload.link))
         systems = {
