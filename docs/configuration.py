@@ -1,8 +1,11 @@
 """Writes docs/configuration.md from the configuration's own descriptions."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from fusedrec_torchrec.bench.suite import SuiteConfig
 from fusedrec_torchrec.config import options
 from fusedrec_torchrec.training.config import TrainConfig
 
@@ -13,19 +16,30 @@ This page is written by `python docs/configuration.py`.
 """
 
 
+BENCH = """
+# Benchmark suites
+
+Every setting of a suite of `fusedrec bench`, such as those in `benchmarks/`.
+"""
+
+
 def document() -> str:
-    lines = [HEAD]
-    section = None
-    for option in options(TrainConfig):
-        name, dot, _ = option.path.partition(".")
-        title = name if dot or option.path == "tables" else "the run"
-        if title != section:
-            section = title
-            lines += [f"## {title}", "", "| setting | type | default | |", "|---|---|---|---|"]
-        cells = (f"`{option.path}`", option.type, f"`{option.default}`", option.description)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines = [HEAD, *sections(TrainConfig, "the run"), BENCH, *sections(SuiteConfig, "the suite")]
     text = "\n".join(lines) + "\n"
     return text.replace("\n## ", "\n\n## ").replace("\n\n\n", "\n\n")
+
+
+def sections(config: type[Any], top: str) -> Iterator[str]:
+    """Lines of a table for each section; settings outside of sections come under ``top``."""
+    section = None
+    for option in options(config):
+        name, dot, _ = option.path.partition(".")
+        title = name if dot or option.path in ("tables", "workloads") else top
+        if title != section:
+            section = title
+            yield from (f"## {title}", "", "| setting | type | default | |", "|---|---|---|---|")
+        cells = (f"`{option.path}`", option.type, f"`{option.default}`", option.description)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

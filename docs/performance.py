@@ -1,4 +1,4 @@
-"""Writes the figures of docs/performance.md: tables between their marks, and plots.
+"""Writes the figures of docs/performance.md and README: tables between their marks, and plots.
 
     python docs/performance.py
 
@@ -20,6 +20,7 @@ from fusedrec_torchrec.bench.statistics import Ratio
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- (\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
 PLOTS = {
     "targets": ("breakdown", "bytes"),
     "links": ("speed_up",),
@@ -45,11 +46,19 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
         assert value is not None
         line(what, f">= {least}", str(value), value.median >= least)
 
-    small, large = found["Criteo, batch_size 2048"], found["Criteo, batch_size 8192"]
+    def criteo(batch_size: int, link: str = "") -> WorkloadFigures:
+        """Of the suites targets and links; the growth suite has the same batches, too."""
+        return next(
+            w
+            for w in workloads
+            if (w.config.series, w.config.batch_size, w.config.link) == ("Criteo", batch_size, link)
+        )
+
+    small, large = criteo(2048), criteo(8192)
     ratio("loopback, batch 2048: best stock / fused", 2.5, small.speed_up)
     ratio("loopback, batch 8192: best stock / fused", 3.0, large.speed_up)
     for batch in (2048, 8192):
-        w = found[f"Criteo, 1gbit, batch_size {batch}"]
+        w = criteo(batch, "1gbit")
         ratio(f"1 Gbit/s, batch {batch}: best stock / fused", 3.5, w.speed_up)
     both = (small, large)
     rows_share = max(w.row_bytes / w.least_row_bytes for w in both)
@@ -61,7 +70,7 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     for w, title in ((small, "loopback, batch 2048"), (large, "loopback, batch 8192")):
         ratio(f"efficiency, {title}", 0.7, w.efficiency)
     for batch in (2048, 8192):
-        w = found[f"Criteo, 1gbit, batch_size {batch}"]
+        w = criteo(batch, "1gbit")
         ratio(f"efficiency, 1 Gbit/s, batch {batch}", 0.7, w.efficiency)
     few, many = found["26 tables"], found["1000 tables"]
     assert few.fused is not None and many.fused is not None
@@ -87,8 +96,36 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     return Table("", ("", "target", "measured", "met"), rows)
 
 
+def headline(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Speed and bytes in a few lines."""
+    rows = []
+    for w in workloads:
+        assert w.fused is not None and w.best_stock is not None
+        rows.append(
+            (
+                w.config.link or "loopback",
+                str(w.config.batch_size),
+                w.best_stock.name,
+                str(w.speed_up),
+                f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
+            )
+        )
+    return Table(
+        "",
+        (
+            "link",
+            "batch per rank",
+            "best stock sharding",
+            "its step / fused step",
+            "its bytes / fused",
+        ),
+        rows,
+    )
+
+
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "summary": summary,
+    "headline": headline,
     "speeds": report.speeds,
     "wire": report.wire,
     "bounds": report.bounds,
@@ -110,8 +147,8 @@ def fill(text: str) -> str:
 
 
 def main() -> None:
-    page = DOCS / "performance.md"
-    page.write_text(fill(page.read_text()))
+    for page in PAGES:
+        page.write_text(fill(page.read_text()))
     for suite, names in PLOTS.items():
         with tempfile.TemporaryDirectory() as folder:
             draw(figures_of(suite), Path(folder))

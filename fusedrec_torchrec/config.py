@@ -195,6 +195,10 @@ def _default(field: Any, info: FieldInfo | None) -> str:
         value = field.default
     if value is None:
         return "none"
+    if value == "":
+        return "empty"
+    if isinstance(value, list) and any(dataclasses.is_dataclass(item) for item in value):
+        return f"{len(value)} with default settings"
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

@@ -29,9 +29,9 @@ from tests.data.criteo_text import lines, write
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")
 LANGUAGES = {"python", "yaml", "sh", "text"}
-FILL_PAGE = (
-    "import sys; sys.path.insert(0, 'docs'); import performance; "
-    "print(performance.fill(open('docs/performance.md').read()), end='')"
+FILL_PAGES = (
+    "import sys; sys.path.insert(0, 'docs'); import performance\n"
+    "for page in performance.PAGES: print(performance.fill(page.read_text()), end='')"
 )
 
 
@@ -163,10 +163,11 @@ def test_no_results_are_missing() -> None:
     assert re.search(r"fused_row_wise \| 0\.7\d+ ± 0\.0\d+", quality)
 
 
-def test_the_performance_page_shows_the_measurements() -> None:
-    """What stands between its marks is what the committed measurements give."""
-    page = (ROOT / "docs" / "performance.md").read_text()
-    done = python("-c", FILL_PAGE, cwd=ROOT)
+def test_figures_of_speed_are_those_of_the_measurements() -> None:
+    """What stands between marks is what the committed measurements give."""
+    page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
+    done = python("-c", FILL_PAGES, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == page
+    assert done.stdout == page + readme
     assert page.count("<!-- end -->") > 10
+    assert "| loopback | 2048 |" in readme

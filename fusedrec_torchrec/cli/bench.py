@@ -11,6 +11,7 @@ from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import print_report, tables
 from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
 from fusedrec_torchrec.bench.suite import SuiteConfig
+from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import MANIFEST
@@ -24,6 +25,7 @@ def add_command(commands: Any) -> None:
         help="measure the fused sharding side by side with TorchRec's own",
         description="Runs training steps of all systems in turn, with lower bounds, on real "
         "processes; writes figures (results.json), tables (report.md) and plots (.png).",
+        **settings_help(SuiteConfig),
     )
     parser.add_argument(
         "suite",

@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-import textwrap
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from fusedrec_torchrec.config import options
+from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.launch import launch
 from fusedrec_torchrec.training.main import add_arguments, load_config, open_checked
@@ -22,8 +21,7 @@ def add_command(commands: Any) -> None:
         "train",
         help="train a DLRM as a configuration file says",
         description="Trains a DLRM on the ranks that the configuration asks for.",
-        epilog=f"settings of the configuration file, and of --set:\n\n{_settings()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **settings_help(TrainConfig),
     )
     add_arguments(parser)
     parser.set_defaults(run=run)
@@ -64,13 +62,3 @@ def _again(arguments: argparse.Namespace) -> list[str]:
     if arguments.overwrite:
         command.append("--overwrite")
     return command
-
-
-def _settings() -> str:
-    lines = []
-    for option in options(TrainConfig):
-        lines.append(f"  {option.path}: {option.type} = {option.default}")
-        lines += textwrap.wrap(
-            option.description, 92, initial_indent=" " * 6, subsequent_indent=" " * 6
-        )
-    return "\n".join(lines)

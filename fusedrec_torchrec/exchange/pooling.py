@@ -62,7 +62,7 @@ def pool(
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
-            _Pool.apply(rows.view(-1, dim), weight_N, each)
+            _Pool.apply(rows.view(-1, dim), weight_N, each, buffers)
             for rows, dim, weight_N, each in zip(
                 bucket_major(flat, sizes), dims, weights, bags, strict=True
             )
@@ -214,20 +214,28 @@ class _Pool(Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags
+        ctx: Any,
+        rows_UD: torch.Tensor,
+        weights_N: torch.Tensor | None,
+        bags: Bags,
+        buffers: Buffers,
     ) -> torch.Tensor:
         ctx.bags = bags
         ctx.num_rows = rows_UD.size(0)
         weights_need_grad = weights_N is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(weights_N, rows_UD if weights_need_grad else None)
         with stage("pooling"):
+            if bags.offsets_B1 is None and weights_N is None:
+                shape = (bags.num_bags, rows_UD.size(1))
+                out_BD = buffers.take("output", shape, rows_UD.dtype, rows_UD.device)
+                return torch.index_select(rows_UD, 0, bags.rows_N, out=out_BD)
             out_BD = _bag_sums(rows_UD, bags.rows_N, bags.offsets_B1, weights_N)
             return out_BD if bags.divisor_B is None else out_BD.div_(bags.divisor_B[:, None])
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, grad_BD: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         bags: Bags = ctx.bags
         weights_N, rows_UD = ctx.saved_tensors
         grad_rows = grad_weights = None
@@ -236,7 +244,7 @@ class _Pool(Function):
                 grad_rows = _rows_backward(grad_BD, weights_N, bags, ctx.num_rows)
             if rows_UD is not None:
                 grad_weights = _weights_backward(grad_BD, rows_UD, bags, weights_N.dtype)
-        return grad_rows, grad_weights, None
+        return grad_rows, grad_weights, None, None
 
 
 def _bag_sums(

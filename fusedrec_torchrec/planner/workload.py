@@ -13,7 +13,7 @@ from torchrec.distributed.planner.utils import get_num_poolings
 __all__ = ["TableWorkload", "expected_unique"]
 
 # Fused, the distinct rows of a batch travel; stock shardings pool at the owner and send a row for
-# each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.7 distinct rows for a bag
+# each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct rows for a bag
 # (docs/performance.md, benchmarks/crossover.yaml).  On slow links only bytes count, hence 1.
 MOST_ROWS_PER_OUTPUT = 1.0
 
