@@ -4,8 +4,7 @@
 ``yaml`` blocks load as training configurations.  ``sh`` blocks run line by line in a folder with
 the configurations and a ``train.txt``; lines whose program needs the network, a cluster or other
 machines (see ``NOT_HERE``) are only checked to be well-formed, as are benchmarks, ``make`` goals
-to exist.  ``text``
-blocks are output.
+to exist.  ``text`` blocks are output.
 """
 
 import json
