@@ -61,6 +61,7 @@ bench: $(READY)
 	$(BIN)/fusedrec bench benchmarks/quick.yaml $(if $(DATA),--data $(DATA)) --output runs/bench
 
 performance: $(READY)
+	@test -n "$(DATA)" || (echo "make performance DATA=train.txt.gz, as root" && exit 2)
 	for suite in targets links workloads growth crossover; do \
 		$(BIN)/fusedrec bench benchmarks/$$suite.yaml --data $(DATA) \
 			--output benchmarks/results/$$suite || exit 1; \

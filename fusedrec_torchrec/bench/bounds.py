@@ -1,6 +1,6 @@
 """The least a deduplicating step can cost, measured with the same data.
 
-Three parts, each the bare operation in buffers that were made before:
+Three parts, each the bare operation, in buffers that were made before where it takes any:
 
 - *exchange*: all-to-all of the ids, of the rows and of the gradients, exactly the unique ones;
 - *lookup*: FBGEMM's lookup and update of the rows this rank was asked for;
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.regroup import bucket_major
@@ -109,7 +110,12 @@ class Bounds:
             starts.append(starts[-1] + dim * sum(row[k] for row in batch.counts_out))
         for k, (bags, dim) in enumerate(zip(batch.bags, self._dims, strict=True)):
             rows = self._asked[starts[k] : starts[k + 1]].view(-1, dim)
-            if bags.offsets_B1 is None:
+            if native.available_on(rows.device):  # the faster of the two
+                torch.ops.fusedrec.bag_sums(
+                    *(rows, None, dim, bags.rows_N, bags.offsets_B1, None, None, 1, 0),
+                    self._outputs[k][: bags.num_bags],
+                )
+            elif bags.offsets_B1 is None:
                 torch.index_select(rows, 0, bags.rows_N, out=self._outputs[k][: bags.num_bags])
             elif rows.numel():
                 torch.embedding_bag(

@@ -35,7 +35,15 @@ def unavailable(link: str) -> str | None:
     if os.geteuid() != 0:
         return f"link {link} needs root, to make network namespaces"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"link {link} needs {missing[0]} (iproute2)" if missing else None
+    if missing:
+        return f"link {link} needs {missing[0]} (iproute2)"
+    probe = f"fusedrec{os.getpid()}probe"
+    try:
+        _run("ip", "netns", "add", probe)
+        _run("ip", "netns", "delete", probe)
+    except ValueError as error:  # as in a container without the right to do so
+        return f"link {link} cannot be emulated: {error}"
+    return None
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def measure(
         }
         for ranks in systems.values():
             ranks.wait_until_ready()
+        memory = {name: max(ranks.ask("memory")) for name, ranks in systems.items()}
         fused = systems.get(FUSED)
         counts = None if fused is None else _sums(fused.ask("counts"))
 
@@ -51,8 +52,8 @@ def measure(
         bound_seconds: dict[str, list[float]] = {part: [] for part in BOUNDS if fused is not None}
         for pair in range(suite.pairs):
             numbers = list(range(pair * suite.steps, (pair + 1) * suite.steps))
-            for name, ranks in systems.items():
-                seconds[name].append(max(ranks.ask("step", numbers=numbers)))
+            for name in (*names[pair % len(names) :], *names[: pair % len(names)]):
+                seconds[name].append(max(systems[name].ask("step", numbers=numbers)))
                 tick()
             if fused is not None:
                 for part, times in bound_seconds.items():
@@ -61,7 +62,7 @@ def measure(
             "left_out": left_out,
             "seconds": seconds,
             "bound_seconds": bound_seconds,
-            "memory": {name: max(ranks.ask("memory")) for name, ranks in systems.items()},
+            "memory": memory,
             "wire": {name: ranks.ask("wire") for name, ranks in systems.items()},
         }
         if fused is not None and counts is not None:

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.bench.links import unavailable
 from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.measure import measure
+from fusedrec_torchrec.bench.ranks import RankError
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
 
@@ -44,6 +45,7 @@ def run_suite(
         "machine": describe_machine(),
         "suite": to_mapping(suite),
         "left_out": {},
+        "failed": {},
         "results": [],
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,9 +58,13 @@ def run_suite(
             if reason is not None:
                 document["left_out"][workload.name] = reason
             else:
-                measured = measure(suite, workload, prepared, tick=lambda: bar.update())
-                result = {"workload": to_mapping(workload), "measured": measured}
-                document["results"].append(result)
+                try:
+                    measured = measure(suite, workload, prepared, tick=lambda: bar.update())
+                except RankError as error:
+                    document["failed"][workload.name] = str(error)
+                else:
+                    result = {"workload": to_mapping(workload), "measured": measured}
+                    document["results"].append(result)
             bar.update(done + len(workload.systems) * suite.pairs - bar.n)
             _write(folder / RESULTS, document)
     return document

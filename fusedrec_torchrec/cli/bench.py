@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     folder = arguments.output
     if arguments.suite is not None and arguments.suite.is_dir():
         folder = arguments.suite
@@ -76,6 +77,10 @@ def run(arguments: argparse.Namespace) -> None:
         files = draw(workloads, folder)
         print(f"figures: {folder / RESULTS}, tables: {folder / 'report.md'}")
         print(f"plots: {', '.join(str(file) for file in files)}")
+    failed: dict[str, str] = document.get("failed", {})
+    for name, text in failed.items():
+        print(f"fusedrec bench: {name} failed: {text}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:

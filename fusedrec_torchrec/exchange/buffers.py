@@ -35,17 +35,23 @@ class Buffers:
         size = prod(shape) * dtype.itemsize
         if device.type != "cpu" or size < SMALLEST:
             return torch.empty(shape, dtype=dtype, device=device)
-        free = self._free[name]
-        block = None
-        while free and block is None:
-            candidate = free.pop()  # the last to come back is the one most likely still in cache
-            if candidate.nbytes >= size:  # one that is too small is let go
-                block = candidate
-        if block is None:
-            block = _aligned(int(size * ROOM))
+        block = self._fitting(name, size)
         lease = block[:size]
-        weakref.finalize(lease, free.append, block).atexit = False
-        return torch.from_numpy(lease).view(dtype).view(shape)
+        weakref.finalize(lease, self._free[name].append, block).atexit = False
+        # Not a view: autograd forbids writing into views that a function returns.
+        storage = torch.from_numpy(lease).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+
+    def _fitting(self, name: str, size: int) -> NDArray[np.uint8]:
+        """A block that is large enough; smaller ones are let go."""
+        free = self._free[name]
+        while True:
+            try:
+                block = free.pop()  # the last to come back is most likely still in cache
+            except IndexError:
+                return _aligned(int(size * ROOM))
+            if block.nbytes >= size:
+                return block
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

@@ -51,6 +51,10 @@ class _RowExchange:
 
     def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
         receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
+        if backward and not self._scale_is_taken:
+            # Before they travel, whoever does it: ranks may differ in who does.
+            scale = self.take_scale()
+            flat = flat if scale == 1 else flat * scale
         self._in_flight = flat.contiguous()
         name = "received gradients" if backward else "received rows"
         self._result = self._buffers.take(name, (sum(receive),), flat.dtype, flat.device)

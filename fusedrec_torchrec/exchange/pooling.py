@@ -121,14 +121,17 @@ class _NativePool(Function):
                 dim * (each.width if side_by_side else each.num_bags)
                 for each, dim in zip(bags, rows.dims, strict=True)
             ]
-            batch = bags[0].num_bags // bags[0].width if side_by_side else 1
-            out = buffers.take("output", (batch, sum(columns)), flat.dtype, flat.device)
-            for k, (matrix, width, column) in enumerate(_places(out, rows.dims, bags)):
+            shape: tuple[int, ...] = (sum(columns),)
+            if side_by_side:
+                shape = (bags[0].num_bags // bags[0].width, *shape)
+            out = buffers.take("output", shape, flat.dtype, flat.device)
+            lines = out if side_by_side else out.view(1, -1)
+            for k, (matrix, width, column) in enumerate(_places(lines, rows.dims, bags)):
                 torch.ops.fusedrec.bag_sums(
                     flat, rows.addresses[k], rows.dims[k], *_ids(bags[k], weights[k]),
                     width, column, matrix,
                 )  # fmt: skip
-            return out if side_by_side else out.view(-1)
+            return out
 
     @staticmethod
     def backward(  # type: ignore[override]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from platform import machine
 
 import torch
 
@@ -56,7 +57,8 @@ def _build_and_load() -> None:
     from torch.utils.cpp_extension import load
 
     identity = hashlib.sha256(SOURCE.read_bytes())
-    identity.update(" ".join([torch.__version__, *FLAGS]).encode())
+    # The path, too: the build names it, and two checkouts would build over each other.
+    identity.update(" ".join([str(SOURCE), torch.__version__, machine(), *FLAGS]).encode())
     name = f"fusedrec_native_{identity.hexdigest()[:12]}"
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or ROOT).expanduser()
     folder = root / name

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -73,6 +74,8 @@ std::tuple<Tensor, Tensor> keys(const Tensor& ids_N, const Tensor& counts_S, con
                                 const Tensor& starts_SW, const Tensor& shifts_SW,
                                 at::ScalarType key_type) {
   TORCH_CHECK(ids_N.is_contiguous() && starts_SW.is_contiguous() && shifts_SW.is_contiguous());
+  const int64_t* counts = counts_S.const_data_ptr<int64_t>();
+  TORCH_CHECK(std::accumulate(counts, counts + counts_S.numel(), int64_t{0}) == ids_N.numel());
   Tensor keys_N = at::empty(ids_N.sizes(), ids_N.options().dtype(key_type));
   const auto fill = [&](const auto* ids) {
     return key_type == at::kInt
@@ -246,6 +249,7 @@ void pack(const Tensor& keys_U, const Tensor& counts_KW, const Tensor& part_star
 // The rows of all messages, one message after another; a message's counts lie from element `first`
 // to `header`.
 Tensor unpack(const Tensor& messages, int64_t first, int64_t header) {
+  TORCH_CHECK(messages.is_contiguous());
   const int64_t ranks = messages.size(0), width = messages.size(1);
   const int32_t* message = messages.const_data_ptr<int32_t>();
   std::vector<int64_t> rows(ranks, 0);
@@ -254,6 +258,7 @@ Tensor unpack(const Tensor& messages, int64_t first, int64_t header) {
     for (int64_t i = first; i < header; ++i) {
       rows[r] += message[r * width + i];
     }
+    TORCH_CHECK(rows[r] >= 0 && rows[r] <= width - header, "damaged message of rank ", r);
     total += rows[r];
   }
   Tensor rows_R = at::empty({total}, messages.options());
