@@ -36,7 +36,7 @@ def figures_of(suite: str) -> list[WorkloadFigures]:
 
 def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     """Targets, what was measured, and whether that is enough."""
-    found = {w.title: w for w in workloads}
+    by_title = {w.title: w for w in workloads}
     rows: list[tuple[str, ...]] = []
 
     def line(what: str, target: str, measured: str, met: bool) -> None:
@@ -48,10 +48,15 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
 
     def criteo(batch_size: int, link: str = "") -> WorkloadFigures:
         """Of the suites targets and links; the growth suite has the same batches, too."""
-        return next(
-            w
-            for w in workloads
-            if (w.config.series, w.config.batch_size, w.config.link) == ("Criteo", batch_size, link)
+        for w in workloads:
+            if (w.config.series, w.config.batch_size, w.config.link) == (
+                "Criteo",
+                batch_size,
+                link,
+            ):
+                return w
+        raise SystemExit(
+            f"no results for Criteo ids, batch {batch_size}, link {link or 'loopback'}"
         )
 
     small, large = criteo(2048), criteo(8192)
@@ -72,7 +77,7 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     for batch in (2048, 8192):
         w = criteo(batch, "1gbit")
         ratio(f"efficiency, 1 Gbit/s, batch {batch}", 0.7, w.efficiency)
-    few, many = found["26 tables"], found["1000 tables"]
+    few, many = by_title["26 tables"], by_title["1000 tables"]
     assert few.fused is not None and many.fused is not None
     growth = many.fused.milliseconds / few.fused.milliseconds
     stock = many.systems["table_wise"].milliseconds / few.systems["table_wise"].milliseconds

@@ -177,3 +177,29 @@ def test_threads_do_not_change_sums() -> None:
         torch.set_num_threads(before)
     assert results[0] is not None and results[1] is not None
     assert results[0].equal(results[1])
+
+
+def test_large_outputs_of_several_buckets_equal_a_gather(operators: None) -> None:
+    """Past the cache, in columns side by side."""
+    batch, counts, dims, widths = 30_000, [[20, 30]], [64, 16], [2, 3]
+    flat = small_integers(20 * 64 + 30 * 16, seed=0)
+    matrices = [flat[: 20 * 64].view(20, 64), flat[20 * 64 :].view(30, 16)]
+    generator = torch.Generator().manual_seed(1)
+    bags, wanted = [], []
+    for matrix, width in zip(matrices, widths, strict=True):
+        ids = torch.randint(matrix.size(0), (batch * width,), generator=generator)
+        bags.append(Bags(ids.int(), width=width))
+        wanted.append(matrix[ids].view(batch, -1))
+    out = pool(flat, counts, dims, [None, None], bags, Buffers())
+    assert out.equal(torch.cat(wanted, dim=1))
+
+
+def test_outputs_may_be_written_into(operators: None) -> None:
+    """As TorchRec does with those of feature-processed modules."""
+    rows = small_integers(5000 * 8, seed=0).requires_grad_()
+    for width in (0, 4):
+        bags = [Bags(torch.arange(5000, dtype=torch.int32).repeat(4), width=width)]
+        out = pool(rows, [[5000]], [8], [None], bags, Buffers())
+        out.add_(1)
+        out.sum().backward()
+    assert rows.grad is not None and bool((rows.grad == 8).all())
