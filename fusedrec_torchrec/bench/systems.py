@@ -53,7 +53,7 @@ class System:
         self.model = model
         dense = [p for p in model.parameters() if name == "data_parallel"]
         self._optimizer = torch.optim.SGD(dense, lr=0.02) if dense else None
-        self._gradients: dict[torch.Size, torch.Tensor] = {}
+        self._noise = torch.empty(0)
 
     def step(self, batch: KeyedJaggedTensor) -> None:
         """Forward, backward from a fixed gradient, update."""
@@ -65,11 +65,14 @@ class System:
             self._optimizer.step()
 
     def _gradient(self, shape: torch.Size) -> torch.Tensor:
-        """What the rest of a network would send back; made once, it is not what is measured."""
-        if shape not in self._gradients:
+        """What the rest of a network would send back; making it is not what is measured.
+
+        Shapes of sequences differ from batch to batch, so all are cut from one piece.
+        """
+        if self._noise.numel() < shape.numel():
             generator = torch.Generator().manual_seed(0)
-            self._gradients[shape] = torch.randn(shape, generator=generator) / 1024
-        return self._gradients[shape]
+            self._noise = torch.randn(2 * shape.numel(), generator=generator).div_(1024)
+        return self._noise[: shape.numel()].view(shape)
 
 
 def _fresh(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:

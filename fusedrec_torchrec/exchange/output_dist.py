@@ -39,22 +39,23 @@ class _RowExchange:
         self._scale_is_taken = False
 
     def take_scale(self) -> float:
-        """What gradients are to be multiplied with, once: whoever calls this does it.
+        """What gradients are to be multiplied with; whoever calls this does it.
 
-        TorchRec divides gradients by the number of ranks.  If that is no power of two, where the
-        division happens matters to the last bit, and it stays here.
+        TorchRec divides gradients by the number of ranks.  If that is no power of two, the product
+        is not the quotient to the last bit, and the division stays here.
         """
-        if not get_gradient_division() or self.world_size & (self.world_size - 1):
+        if not get_gradient_division() or self._pg.size() & (self._pg.size() - 1):
             return 1.0
         self._scale_is_taken = True
-        return 1.0 / self.world_size
+        return 1.0 / self._pg.size()
 
     def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
         receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
-        if backward and not self._scale_is_taken:
-            # Before they travel, whoever does it: ranks may differ in who does.
-            scale = self.take_scale()
-            flat = flat if scale == 1 else flat * scale
+        if backward:
+            # Divided before they travel, whoever does it: ranks may differ in who does.
+            if get_gradient_division() and not self._scale_is_taken:
+                flat = flat / self._pg.size()
+            self._scale_is_taken = False
         self._in_flight = flat.contiguous()
         name = "received gradients" if backward else "received rows"
         self._result = self._buffers.take(name, (sum(receive),), flat.dtype, flat.device)
@@ -70,17 +71,6 @@ class _RowExchange:
         self._work = self._result = self._in_flight = None
         return result
 
-    def finish_backward(self) -> torch.Tensor:
-        gradient = self.finish()
-        if get_gradient_division() and not self._scale_is_taken:
-            gradient.div_(self.world_size)
-        self._scale_is_taken = False
-        return gradient
-
-    @property
-    def world_size(self) -> int:
-        return self._pg.size()
-
 
 class _Launch(Function):
     """Forward: start sending rows.  Backward: finish receiving gradients."""
@@ -94,7 +84,7 @@ class _Launch(Function):
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         with stage("gradients"):
-            return ctx.exchange.finish_backward(), None
+            return ctx.exchange.finish(), None
 
 
 class _Wait(Function):
