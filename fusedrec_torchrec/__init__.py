@@ -1,6 +1,8 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.cost import CostOptions
+from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
@@ -12,12 +14,16 @@ from fusedrec_torchrec.sharding_plan import fused_row_wise
 from fusedrec_torchrec.sharding_type import FusedShardingType
 
 __all__ = [
+    "AdaptOptions",
+    "CostOptions",
     "ExchangeOptions",
     "FusedEmbeddingBagCollectionSharder",
     "FusedEmbeddingCollectionSharder",
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "FusedShardingPlanner",
     "FusedShardingType",
+    "HotOptions",
+    "HotRule",
     "fused_row_wise",
     "fused_sharders",
 ]

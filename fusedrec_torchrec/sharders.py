@@ -20,6 +20,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from fusedrec_torchrec.exchange.lookup import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.modules import (
     FusedShardedEmbeddingBagCollection,
     FusedShardedEmbeddingCollection,
@@ -61,11 +62,13 @@ class _FusedTableSharder(_FusedTypeMixin):
         self,
         *args: Any,
         options: ExchangeOptions | None = None,
+        hot: HotOptions | None = None,
         known: KnownNames | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options or ExchangeOptions()
+        self._hot = hot or HotOptions()
         self._known = known or STANDALONE
 
 
@@ -75,6 +78,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
     Args:
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
         options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
         known: names of modules that share batches, see ``fused_sharders``; if None, those of all
             sharders of this process that were made without.
     """
@@ -97,6 +101,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
             module_fqn=module_fqn,
             sharded_module_order_overwrite=self._sharded_module_order_overwrite,
             options=self._options,
+            hot=self._hot,
             known=self._known,
         )
 
@@ -113,6 +118,7 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         use_index_dedup: as in TorchRec, for the stock tables of a module.  Fused tables always
             deduplicate, on CPU too.
         options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
         known: names of modules that share batches, see ``fused_sharders``; if None, those of all
             sharders of this process that were made without.
     """
@@ -138,6 +144,7 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
             use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
             module_fqn=module_fqn,
             options=self._options,
+            hot=self._hot,
             known=self._known,
         )
 
@@ -200,6 +207,7 @@ def fused_sharders(
     fused_params: dict[str, Any] | None = None,
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     options: ExchangeOptions | None = None,
+    hot: HotOptions | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
     """A drop-in for TorchRec's ``get_default_sharders()``.
 
@@ -211,15 +219,16 @@ def fused_sharders(
         fused_params: optimizer and its settings for all embedding tables, as in TorchRec.
         qcomm_codecs_registry: as in TorchRec, for stock tables.
         options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
     """
     known = KnownNames()
     ebc = FusedEmbeddingBagCollectionSharder(
-        fused_params, qcomm_codecs_registry, options=options, known=known
+        fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
     )
     ours: Sequence[ModuleSharder[Any]] = (
         ebc,
         FusedEmbeddingCollectionSharder(
-            fused_params, qcomm_codecs_registry, options=options, known=known
+            fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
         ),
         FusedFeatureProcessedEmbeddingBagCollectionSharder(ebc, qcomm_codecs_registry),
     )

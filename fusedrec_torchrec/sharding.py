@@ -5,7 +5,7 @@ over all ranks, with their ShardedTensor and DTensor metadata.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
 from fusedrec_torchrec.exchange.lookup import FusedLookup, check_bucket
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
+from fusedrec_torchrec.hot.choose import choose
+from fusedrec_torchrec.hot.index import HotIndex
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
+from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["FusedEmbeddingSharding"]
 
@@ -53,6 +57,7 @@ class FusedEmbeddingSharding(
             check_row_ranges(info, env.world_size)
         super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
         self.options = ExchangeOptions()
+        self.hot: HotRows | None = None
         self._pooled = pooled
         self._weighted = pooled and any(i.embedding_config.is_weighted for i in sharding_infos)
         if qcomm_codecs_registry:
@@ -79,7 +84,31 @@ class FusedEmbeddingSharding(
             self.options,
             mean_S if self._pooled else None,
             self._weighted,
+            self.hot,
         )
+
+    def replicate(
+        self,
+        rules: Mapping[str, HotRule],
+        options: HotOptions,
+        lookup: FusedLookup,
+    ) -> None:
+        """Makes rows hot, before the input dist is created.
+
+        Args:
+            rules: which rows of single tables are hot.
+            options: the user's settings, also for all tables together.
+            lookup: of this sharding.
+        """
+        chosen = choose(rules, options, self.layout, lookup.kernels)
+        if chosen is None:
+            return
+        layout = ExchangeLayout(
+            self._grouped_embedding_configs_per_rank, self._device, chosen.capacity
+        )
+        self.layout = layout
+        index = HotIndex(layout, chosen.home_keys(layout))
+        self.hot = lookup.hot = HotRows(self._group(), layout, lookup.kernels, index, options)
 
     def create_lookup(
         self,

@@ -1,6 +1,7 @@
 """``fused_row_wise()`` for hand-written plans, next to TorchRec's ``row_wise()`` and others."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from torch import nn
@@ -18,20 +19,35 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
+from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["fused_row_wise"]
+__all__ = ["FusedParameterSharding", "fused_row_wise"]
+
+
+@dataclass
+class FusedParameterSharding(ParameterSharding):
+    """A table's part of a plan, with its hot rows.
+
+    Attributes:
+        hot_rows: which rows are replicated; None if the sharder's options say, or none are.
+    """
+
+    hot_rows: HotRule | None = None
 
 
 def fused_row_wise(
     rows_per_rank: Sequence[int] | None = None,
     compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
+    hot_rows: HotRule | Sequence[int] | None = None,
 ) -> ParameterShardingGenerator:
     """A generator for TorchRec's ``construct_module_sharding_plan``.
 
     Args:
         rows_per_rank: how many consecutive rows each rank owns; TorchRec's even split if None.
         compute_kernel: ``"fused"``, or on CUDA also ``"fused_uvm"`` and ``"fused_uvm_caching"``.
+        hot_rows: rows to replicate on every rank: a rule, or their ids.  What the sharder's
+            ``HotOptions`` say about the table goes before.
 
     Example::
 
@@ -66,7 +82,11 @@ def fused_row_wise(
                 )
             sizes = [[n, dim] for n in rows_per_rank]
             offsets = [[start, 0] for start in list(accumulate(rows_per_rank, initial=0))[:-1]]
-        return ParameterSharding(
+        rule = hot_rows
+        if rule is not None and not isinstance(rule, HotRule):
+            rule = HotRule(ids=tuple(rule))
+        return FusedParameterSharding(
+            hot_rows=rule,
             sharding_type=FUSED,
             compute_kernel=compute_kernel,
             ranks=list(range(world_size)),

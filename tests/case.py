@@ -58,6 +58,7 @@ class Table:
     sharding: str = "fused_row_wise"
     rows_per_rank: tuple[int, ...] | None = None
     kernel: str = "fused"
+    hot: tuple[int, ...] | None = None
 
     @property
     def feature_names(self) -> list[str]:
@@ -93,6 +94,7 @@ class Case:
     output_dtype: str = "fp32"
     vbe: bool = False
     device: str = "cpu"
+    hot_options: fr.HotOptions | None = None
 
     @property
     def features(self) -> list[str]:
@@ -257,7 +259,9 @@ def parallel(
     )
 
 
-def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> DistributedModelParallel:
+def sharded(
+    case: Case, options: fr.ExchangeOptions | None = None, hot: fr.HotOptions | None = None
+) -> DistributedModelParallel:
     """The case's module in DistributedModelParallel, with its initial weights."""
     sharders = fr.fused_sharders(
         fused_params={
@@ -269,12 +273,13 @@ def sharded(case: Case, options: fr.ExchangeOptions | None = None) -> Distribute
             ),
         },
         options=options or fr.ExchangeOptions(input_dist=case.input_dist),
+        hot=hot or case.hot_options,
     )
     module = unsharded(case)
     sharder = next(s for s in sharders if s.module_type is type(module))
     world_size = dist.get_world_size()
     generators = {
-        "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank, t.kernel),
+        "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank, t.kernel, t.hot),
         "table_wise": lambda i, t: table_wise(rank=i % world_size, compute_kernel="fused"),
         "row_wise": lambda i, t: row_wise(compute_kernel="fused"),
         "column_wise": lambda i, t: column_wise(

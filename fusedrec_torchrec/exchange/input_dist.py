@@ -5,6 +5,9 @@ header, so that one collective does both:
 
     message = [ status | wanted capacity | overflow | count per bucket | int32 local rows ... ]
 
+With hot rows the header also has a *stale* flag, for replicas that must be loaded anew, and the
+number of hot rows of each bucket, the same in all messages of a sender.
+
 - *status*: non-zero if the sender's input is bad.  It still sends its messages, whose rows mean
   nothing then; every rank sees it, and all raise the same error in the same step.
 - *wanted capacity*: the same number in all messages of a sender.  Every rank computes the next
@@ -19,7 +22,7 @@ the second round is the exchange.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +40,10 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.hot.batch import HotBatch
+
+if TYPE_CHECKING:
+    from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["Capacity", "FusedInputDist"]
 
@@ -87,6 +94,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         options: the user's settings.
         mean_S: whether a slot is mean-pooled; None for sequences, which do not pool.
         weighted: whether the weights of a batch count.
+        hot: the hot rows; None if there are none.
     """
 
     def __init__(
@@ -96,9 +104,11 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         options: ExchangeOptions,
         mean_S: torch.Tensor | None,
         weighted: bool = False,
+        hot: "HotRows | None" = None,
     ) -> None:
         super().__init__()
         self.pg = pg
+        self.hot = hot
         self._weighted = weighted
         self.layout = layout
         self.capacity = Capacity(options)
@@ -122,13 +132,13 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         """
         self._reports.append((bad, describe))
 
-    def forward(self, features: KeyedJaggedTensor) -> "HeaderAwaitable":  # type: ignore[override]
+    def forward(self, features: KeyedJaggedTensor) -> "InputAwaitable":  # type: ignore[override]
         reports, self._reports = self._reports, []
         ids_per_slot = features.length_per_key()
         with stage("keys"):
             keys_N, bad = self.keys.keys(features.values(), ids_per_slot)
         with stage("dedup"):
-            unique = self._dedup(keys_N)
+            unique = self._dedup(keys_N, None if self.hot is None else self.hot.index)
         with stage("route"):
             routed = Route(self.layout, unique)
 
@@ -140,14 +150,17 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             ids_per_bucket=[
                 sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
             ],
+            hot=None if self.hot is None else HotBatch(self.hot, self.hot.index.version),
         )
         reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
+        batch = _Batch(self, context, routed, reports)
+        asks_first = self.hot is not None and self.hot.options.hot_batches
         with stage("ids"):
-            awaitable = HeaderAwaitable(self, context, routed, reports)
+            awaitable = AllHotAwaitable(batch) if asks_first else HeaderAwaitable(batch)
         with stage("bags"):  # while the ids travel
             for bucket, (row_N, grouping), mean_S in zip(
                 self.layout.buckets,
-                rows_of_buckets(unique, routed.counts_KW, context.ids_per_bucket),
+                rows_of_buckets(unique, routed.counts_KO, context.ids_per_bucket),
                 self._mean_per_bucket,
                 strict=True,
             ):
@@ -160,13 +173,13 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
 
 
 def rows_of_buckets(
-    unique: Unique, counts_KW: torch.Tensor, ids_per_bucket: list[int]
+    unique: Unique, counts_KO: torch.Tensor, ids_per_bucket: list[int]
 ) -> Iterator[tuple[torch.Tensor, Grouping | None]]:
     """For the ids of each bucket, their rows in its matrix, and the ids of each of these rows."""
     if len(ids_per_bucket) == 1:
         yield unique.inverse_N, unique.grouping
         return
-    counts_K = counts_KW.sum(1)
+    counts_K = counts_KO.sum(1)
     first_row_K = counts_K.cumsum(0) - counts_K
     first_id = 0
     for ids, first_row in zip(ids_per_bucket, first_row_K, strict=True):
@@ -183,8 +196,8 @@ def rows_of_buckets(
         first_id += ids
 
 
-class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
-    """The first (and, unless it overflows, only) round: sends on construction."""
+class _Batch:
+    """A batch on its way."""
 
     def __init__(
         self,
@@ -193,15 +206,122 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         routed: Route,
         reports: list[Report],
     ) -> None:
-        super().__init__()
+        self.input_dist = input_dist
         self.context = context
-        self._input_dist = input_dist
-        self._routed = routed
+        self.routed = routed
         self._reports = reports
-        self._header = COUNTS + len(input_dist.layout.buckets)
-        self._capacity = input_dist.capacity.current
         bad = [report for report, _ in reports]
-        send = self._messages(bad[0] if len(bad) == 1 else torch.stack(bad).any())
+        self.status = bad[0] if len(bad) == 1 else torch.stack(bad).any()
+        hot = input_dist.hot
+        self.stale = hot is not None and hot.is_stale()
+
+    @property
+    def hot_counts_K(self) -> torch.Tensor:
+        """Hot rows of each bucket; of no bucket if there are none."""
+        ranks = self.input_dist.layout.world_size
+        return self.routed.counts_KO[:, ranks:].flatten()
+
+    def arrived(self, counts_out: list[list[int]], most: list[int], stale: bool) -> None:
+        """What all ranks know now.
+
+        Args:
+            counts_out: [owner][bucket] rows of the batch.
+            most: hot rows of each bucket, on the rank that has most of them.
+            stale: whether replicas must be loaded anew.
+        """
+        self.context.counts_out = counts_out
+        hot = self.context.hot
+        if hot is not None:
+            hot.most, hot.stale = most, stale
+            sizes = [row[k] for k in range(len(most)) for row in counts_out]
+            rows_U = self.routed.local_rows_U[: sum(sizes)]
+            hot.slots = list(rows_U.split(sizes)[len(counts_out) - 1 :: len(counts_out)])
+
+    def fail(self, failed: list[int]) -> None:
+        message = next((describe() for bad, describe in self._reports if bool(bad)), None)
+        raise_on_all_ranks(
+            self.input_dist.pg, failed, message, self.routed.counts_KO.device
+        )
+
+
+class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):
+    """A batch that has been sent off."""
+
+    def __init__(self, batch: _Batch) -> None:
+        super().__init__()
+        self._batch = batch
+        self.context = batch.context
+
+    def _wait_impl(self) -> Awaitable[ReceivedRows]:
+        with stage("ids"):
+            return self._receive()
+
+    def _receive(self) -> Awaitable[ReceivedRows]:
+        raise NotImplementedError
+
+
+class AllHotAwaitable(InputAwaitable):
+    """Asks all ranks whether any batch has rows that are not hot; if none has, nothing is sent.
+
+    FAE's hot batches.  Whatever else there is to say is left to the messages.
+    """
+
+    def __init__(self, batch: _Batch) -> None:
+        super().__init__(batch)
+        counts_KW = batch.routed.counts_KW
+        words = [
+            batch.status,
+            counts_KW.any(),
+            torch.tensor(batch.stale, device=counts_KW.device),
+            *batch.hot_counts_K,
+        ]
+        self._words = torch.stack([word.int() for word in words])
+        self._work = dist.all_reduce(
+            self._words, op=dist.ReduceOp.MAX, group=batch.input_dist.pg, async_op=True
+        )
+
+    def _receive(self) -> Awaitable[ReceivedRows]:
+        batch, layout = self._batch, self._batch.input_dist.layout
+        self._work.wait()
+        counts_O = batch.hot_counts_K.to(self._words.dtype)
+        failed, needs_owners, stale, *counts = torch.cat([self._words, counts_O]).tolist()
+        if failed or needs_owners:
+            return _Messages(HeaderAwaitable(batch))
+        assert batch.context.hot is not None
+        batch.context.hot.needs_owners = False
+        nothing = [[0] * len(layout.buckets) for _ in range(layout.world_size)]
+        most, own = counts[: len(layout.buckets)], counts[len(layout.buckets) :]
+        batch.context.counts_in = nothing
+        batch.arrived([*nothing, own], most, bool(stale))
+        rows_R = torch.empty(0, dtype=torch.int32, device=self._words.device)
+        return NoWait(ReceivedRows(rows_R, nothing, batch.context.hot))
+
+
+class _Messages(Awaitable[ReceivedRows]):
+    """Messages that were sent when TorchRec expected them to have arrived."""
+
+    def __init__(self, header: "HeaderAwaitable") -> None:
+        super().__init__()
+        self._header = header
+
+    def _wait_impl(self) -> ReceivedRows:
+        return self._header.wait().wait()
+
+
+class HeaderAwaitable(InputAwaitable):
+    """The first (and, unless it overflows, only) round: sends on construction."""
+
+    def __init__(self, batch: _Batch) -> None:
+        super().__init__(batch)
+        input_dist = batch.input_dist
+        self._input_dist = input_dist
+        self._routed = batch.routed
+        self._buckets = len(input_dist.layout.buckets)
+        self._header = COUNTS + self._buckets
+        if input_dist.hot is not None:
+            self._header += 1 + self._buckets
+        self._capacity = input_dist.capacity.current
+        send = self._messages(batch.status)
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(
             self._received, send, group=input_dist.pg, async_op=True
@@ -210,9 +330,8 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
 
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
         """[W, header + capacity] int32; headers last, rows that do not fit may run over them."""
-        counts_KW = self._routed.counts_KW
-        ranks, width = counts_KW.size(1), self._header + self._capacity
-        flat = counts_KW.new_empty(ranks * width + 1, dtype=torch.int32)
+        ranks, width = self._input_dist.layout.world_size, self._header + self._capacity
+        flat = self._routed.counts_KO.new_empty(ranks * width + 1, dtype=torch.int32)
         if self._capacity:
             self._routed.pack(flat, self._header)
         messages = flat[:-1].view(ranks, width)
@@ -221,45 +340,56 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
 
     def _headers(self, status: torch.Tensor) -> torch.Tensor:
         counts_WK, capacity = self._routed.counts_KW.t(), self._input_dist.capacity
+        hot_K = self._batch.hot_counts_K
         if status.device.type == "cpu":  # numbers are cheaper than tensors, and at hand
             counts = counts_WK.tolist()
             most = max(map(sum, counts))
             words = [int(status), min(capacity.wanted(most), INT32_MAX), int(most > self._capacity)]
-            return torch.tensor([words + row for row in counts], dtype=torch.int32)
+            last = [int(self._batch.stale), *hot_K.tolist()] if hot_K.numel() else []
+            return torch.tensor([words + row + last for row in counts], dtype=torch.int32)
         largest = counts_WK.sum(1).max()
         wanted = capacity.wanted(largest).clamp(max=INT32_MAX)
         parts = [status, wanted, largest > self._capacity]
         same = torch.stack([part.to(counts_WK.dtype) for part in parts])
-        return torch.cat([same.expand(counts_WK.size(0), -1), counts_WK], dim=1)
-
-    def _wait_impl(self) -> Awaitable[ReceivedRows]:
-        with stage("ids"):
-            return self._receive()
+        columns = [same.expand(counts_WK.size(0), -1), counts_WK]
+        if hot_K.numel():
+            stale = hot_K.new_full((1,), int(self._batch.stale))
+            columns.append(torch.cat([stale, hot_K]).expand(counts_WK.size(0), -1))
+        return torch.cat(columns, dim=1)
 
     def _receive(self) -> Awaitable[ReceivedRows]:
         self._work.wait()
+        ranks, buckets = self._received.size(0), self._buckets
         header_W = self._received[:, : self._header]
+        counts_OK = self._routed.counts_KO.t().to(header_W.dtype)
         # The one host synchronisation of the exchange: what came in, and what went out.
-        both = torch.cat([header_W, self._routed.counts_KW.t().to(header_W.dtype)], dim=1).tolist()
-        header = [row[: self._header] for row in both]
-        self._input_dist.capacity.update(max(row[WANTED] for row in header))
-        failed = [rank for rank, row in enumerate(header) if row[STATUS]]
+        words = torch.cat([header_W.flatten(), counts_OK.flatten()]).tolist()
+        rows = [words[r * self._header : (r + 1) * self._header] for r in range(ranks)]
+        self._input_dist.capacity.update(max(row[WANTED] for row in rows))
+        failed = [rank for rank, row in enumerate(rows) if row[STATUS]]
         if failed:
-            self._fail(failed)
-        self.context.counts_out = [row[self._header :] for row in both]
-        self.context.counts_in = [row[COUNTS:] for row in header]
-        if any(row[OVERFLOW] for row in header):
+            self._batch.fail(failed)
+        out = words[ranks * self._header :]
+        self.context.counts_in = [row[COUNTS : COUNTS + buckets] for row in rows]
+        hot_words = [row[COUNTS + buckets :] for row in rows]
+        self._batch.arrived(
+            [out[i : i + buckets] for i in range(0, len(out), buckets)],
+            most=[max(counts) for counts in zip(*hot_words, strict=True)][1:],
+            stale=any(word[0] for word in hot_words if word),
+        )
+        if any(row[OVERFLOW] for row in rows):
             return ExactAwaitable(self._input_dist.pg, self._routed, self.context)
-        return NoWait(ReceivedRows(self._compact(), self.context.counts_in))
+        return NoWait(ReceivedRows(self._compact(), self.context.counts_in, self.context.hot))
 
     def _compact(self) -> torch.Tensor:
         """The rows of all messages, without headers and padding."""
+        first, end = COUNTS, COUNTS + self._buckets
         if native.available_on(self._received.device):
-            return torch.ops.fusedrec.unpack(self._received, COUNTS, self._header)
+            return torch.ops.fusedrec.unpack(self._received, first, end, self._header)
         total = sum(map(sum, self.context.counts_in))
         ranks, width = self._received.shape
         device = self._received.device
-        counts_W = self._received[:, COUNTS : self._header].sum(1)
+        counts_W = self._received[:, first:end].sum(1)
         starts_W = counts_W.cumsum(0) - counts_W
         shift_W = torch.arange(ranks, device=device) * width + self._header - starts_W
         index_R = torch.arange(total, device=device) + torch.repeat_interleave(
@@ -267,17 +397,13 @@ class HeaderAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         )
         return self._received.view(-1).index_select(0, index_R)
 
-    def _fail(self, failed: list[int]) -> None:
-        message = next((describe() for bad, describe in self._reports if bool(bad)), None)
-        raise_on_all_ranks(self._input_dist.pg, failed, message, self._received.device)
-
 
 class ExactAwaitable(Awaitable[ReceivedRows]):
     """The second round, with sizes that all ranks know from the headers."""
 
     def __init__(self, pg: dist.ProcessGroup, routed: Route, context: FusedShardingContext) -> None:
         super().__init__()
-        send_splits = [sum(row) for row in context.counts_out]
+        send_splits = [sum(row) for row in context.counts_out[: pg.size()]]
         receive_splits = [sum(row) for row in context.counts_in]
         self._send = routed.wire_order()
         self._rows = self._send.new_empty(sum(receive_splits))
@@ -294,4 +420,4 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
     def _wait_impl(self) -> ReceivedRows:
         with stage("ids"):
             self._work.wait()
-        return ReceivedRows(self._rows, self._context.counts_in)
+        return ReceivedRows(self._rows, self._context.counts_in, self._context.hot)

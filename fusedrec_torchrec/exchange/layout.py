@@ -12,7 +12,11 @@ rank owns; keys run through the segments in the order (bucket, owner, table).  S
 bucket and owner, a *part*, are contiguous, and the row in the owner's physical table is the key
 minus the start of the part.
 
-Shape suffixes: T tables, W ranks, K buckets, P = K * W parts, S slots ((feature, table) pairs).
+With hot rows every bucket has one more part: its replica, which every rank holds.  It follows the
+owners as if it were one more of them, and a row in it is the key minus the start of the part, too.
+
+Shape suffixes: T tables, W ranks, O owners (the ranks and, with hot rows, the replica), K buckets,
+P = K * O parts, S slots ((feature, table) pairs).
 """
 
 import dataclasses
@@ -95,14 +99,23 @@ class TableRanges:
 
 
 class ExchangeLayout:
-    """The index arithmetic of the data path, on the device of the ids."""
+    """The index arithmetic of the data path, on the device of the ids.
+
+    Args:
+        buckets_per_rank: the buckets of each rank.
+        device: of the ids.
+        hot_capacity: hot rows that each bucket has room for; None without hot rows.
+    """
 
     def __init__(
         self,
         buckets_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]],
         device: torch.device,
+        hot_capacity: Sequence[int] | None = None,
     ) -> None:
         self.world_size = len(buckets_per_rank)
+        self.owners = self.world_size + (hot_capacity is not None)
+        self.hot_capacity = hot_capacity
         self.device = device
         self.buckets: list[Bucket] = []
         self.tables: list[TableRanges] = []
@@ -138,18 +151,28 @@ class ExchangeLayout:
         """(feature, table) of each slot."""
         return [(feature, table.name) for table in self.tables for feature in table.features]
 
+    def keys_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Keys of rows of one table, int64, on the device of the ids."""
+        starts = torch.tensor(self.tables[table].row_starts[1:-1], device=ids.device)
+        owner = torch.searchsorted(starts, ids, right=True)
+        return ids + torch.tensor(self._shifts[table], device=ids.device)[owner]
+
     def _build_tensors(self) -> None:
         ranks = self.world_size
         shifts: list[list[int]] = [[0] * ranks for _ in self.tables]  # key = id + shift
         part_starts, key = [], 0
-        for bucket in self.buckets:
+        for k, bucket in enumerate(self.buckets):
             for r in range(ranks):
                 part_starts.append(key)
                 for t in range(bucket.first_table, bucket.end_table):
                     start, end = self.tables[t].row_starts[r : r + 2]
                     shifts[t][r] = key - start
                     key += end - start
+            if self.hot_capacity is not None:
+                part_starts.append(key)
+                key += self.hot_capacity[k]
         self.key_space = key
+        self._shifts = shifts
         # The size itself is the padding of static-shape dedup and must fit, too.
         self.key_dtype = torch.int32 if key < INT32_MAX else torch.int64
         self.part_starts_P1 = torch.tensor(

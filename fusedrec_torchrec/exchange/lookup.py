@@ -9,8 +9,9 @@ To TorchRec the bucket still looks like its separate tables: weights and optimiz
 views under TorchRec's own names, so state dicts and optimizer keys are those of stock shardings.
 """
 
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,9 @@ from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
 from fusedrec_torchrec.exchange.stages import stage
+
+if TYPE_CHECKING:
+    from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["BucketKernel", "BucketTable", "FusedLookup", "check_bucket"]
 
@@ -163,6 +167,24 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
             setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
 
 
+class BucketOptimizer(EmbeddingFusedOptimizer):
+    """TorchRec's view of FBGEMM's optimizer; tells before somebody looks at its state."""
+
+    def __init__(self, *args: Any) -> None:
+        self.before_state: Callable[[], None] | None = None
+        super().__init__(*args)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        if self.before_state is not None:
+            self.before_state()
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+
 class BucketKernel(BatchedFusedEmbeddingBag):
     """TorchRec's embedding kernel around a ``BucketTable``."""
 
@@ -181,21 +203,41 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         fused_params.setdefault("cache_precision", weights_precision)
         # Ids are checked on the requester, with an error instead of a silent row 0.
         fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
+        self._settings: dict[str, Any] = {
+            "dim": self._local_cols[0],
+            "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
+            "weights_precision": weights_precision,
+            "device": device,
+            **fused_params,
+        }
         self._emb_module = BucketTable(
             table_rows=self._local_rows,
-            dim=self._local_cols[0],
             location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
             if on_cuda
             else EmbeddingLocation.HOST,
-            compute_device=ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
-            weights_precision=weights_precision,
-            device=device,
             table_names=["+".join(table.name for table in config.embedding_tables)],
-            **fused_params,
+            **self._settings,
         )
-        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self._optim = BucketOptimizer(config, self._emb_module, pg)
         self._offsets = torch.empty(0, dtype=torch.int32, device=device)
         self.init_parameters()
+
+    @property
+    def table(self) -> BucketTable:
+        return self._emb_module
+
+    @property
+    def optimizer(self) -> "BucketOptimizer":
+        return self._optim
+
+    def sibling(self, rows: int) -> BucketTable:
+        """Another table of the same kind and optimizer, in the memory of the device itself."""
+        on_cuda = self._settings["compute_device"] == ComputeDevice.CUDA
+        return BucketTable(
+            table_rows=[rows],
+            location=EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST,
+            **self._settings,
+        )
 
     def one_id_per_bag(self, ids: int) -> torch.Tensor:
         """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""
@@ -216,6 +258,25 @@ class BucketKernel(BatchedFusedEmbeddingBag):
 class FusedLookup(GroupedPooledEmbeddingsLookup):
     """Local rows in the order of arrival to a flat buffer of rows in the same order."""
 
+    hot: "HotRows | None" = None
+    """Rows whose current values are not in these tables, but in replicas."""
+
+    @property
+    def kernels(self) -> list[BucketKernel]:
+        return list(self._emb_modules)  # type: ignore[arg-type]
+
+    def flush(self) -> None:
+        """TorchRec calls it before a state dict is made."""
+        if self.hot is not None:
+            self.hot.flush()
+        super().flush()
+
+    def purge(self) -> None:
+        """TorchRec calls it before a state dict is loaded."""
+        if self.hot is not None:
+            self.hot.purge()
+        super().purge()
+
     def _create_embedding_kernel(  # type: ignore[override]
         self,
         config: GroupedEmbeddingConfig,
@@ -231,6 +292,8 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     def _look_up(self, sparse_features: ReceivedRows) -> torch.Tensor:
         counts = sparse_features.counts_in
+        if sparse_features.hot is not None:
+            sparse_features.hot.enter()
         rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
         found = [
             kernel(rows_R)

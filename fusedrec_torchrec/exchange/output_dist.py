@@ -19,20 +19,40 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.hot.batch import HotBatch
 
 __all__ = ["FusedOutputDist"]
 
 
 class _RowExchange:
-    """One batch's all-to-all of rows and, backward, of gradients."""
+    """One batch's all-to-all of rows and, backward, of gradients.
+
+    Hot rows join the received ones at the end of the buffer, and their gradients leave from there.
+
+    Args:
+        pg: the process group.
+        buffers: where results get their memory.
+        sent: elements that each rank is sent.
+        received: elements that each rank sends.
+        hot_elements: of the hot rows.
+        hot: the hot rows; None if there are none.
+    """
 
     def __init__(
-        self, pg: dist.ProcessGroup, buffers: Buffers, sent: list[int], received: list[int]
+        self,
+        pg: dist.ProcessGroup,
+        buffers: Buffers,
+        sent: list[int],
+        received: list[int],
+        hot_elements: int = 0,
+        hot: HotBatch | None = None,
     ) -> None:
         self._pg = pg
         self._buffers = buffers
         self._sent = sent
         self._received = received
+        self._hot_elements = hot_elements
+        self._hot = hot
         self._work: dist.Work | None = None
         self._result: torch.Tensor | None = None
         self._in_flight: torch.Tensor | None = None
@@ -49,24 +69,48 @@ class _RowExchange:
         self._scale_is_taken = True
         return 1.0 / self._pg.size()
 
-    def start(self, flat: torch.Tensor, backward: bool) -> torch.Tensor:
-        receive, send = (self._sent, self._received) if backward else (self._received, self._sent)
-        if backward:
+    def send_rows(self, flat: torch.Tensor) -> torch.Tensor:
+        rows = sum(self._received)
+        result = self._buffers.take(
+            "received rows", (rows + self._hot_elements,), flat.dtype, flat.device
+        )
+        with stage("rows"):
+            self._start(flat, result[:rows], self._received, self._sent)
+        if self._hot is not None:
+            self._hot.look_up(result[rows:])
+        self._result = result
+        return result
+
+    def send_gradients(self, flat: torch.Tensor) -> None:
+        rows = sum(self._received)
+        with stage("gradients"):
             # Divided before they travel, whoever does it: ranks may differ in who does.
             if get_gradient_division() and not self._scale_is_taken:
                 flat = flat / self._pg.size()
             self._scale_is_taken = False
+            flat = flat.contiguous()
+            result = self._buffers.take(
+                "received gradients", (sum(self._sent),), flat.dtype, flat.device
+            )
+            self._start(flat[:rows], result, self._sent, self._received)
+        if self._hot is not None:
+            self._hot.send_gradients(flat[rows:])
+        self._result = result
+
+    def _start(
+        self, flat: torch.Tensor, result: torch.Tensor, receive: list[int], send: list[int]
+    ) -> None:
+        if self._hot is not None and not self._hot.needs_owners:
+            return  # on no rank
         self._in_flight = flat.contiguous()
-        name = "received gradients" if backward else "received rows"
-        self._result = self._buffers.take(name, (sum(receive),), flat.dtype, flat.device)
         self._work = dist.all_to_all_single(
-            self._result, self._in_flight, receive, send, group=self._pg, async_op=True
+            result, self._in_flight, receive, send, group=self._pg, async_op=True
         )
-        return self._result
 
     def finish(self) -> torch.Tensor:
-        assert self._work is not None and self._result is not None
-        self._work.wait()
+        assert self._result is not None
+        if self._work is not None:
+            self._work.wait()
         result = self._result
         self._work = self._result = self._in_flight = None
         return result
@@ -78,8 +122,7 @@ class _Launch(Function):
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
         ctx.exchange = exchange
-        with stage("rows"):
-            return exchange.start(flat, backward=False)
+        return exchange.send_rows(flat)
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
@@ -98,8 +141,7 @@ class _Wait(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        with stage("gradients"):
-            ctx.exchange.start(grad, backward=True)
+        ctx.exchange.send_gradients(grad)
         return grad, None  # only tells autograd that there is a gradient; _Launch has the real one
 
 
@@ -140,11 +182,14 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
         self._dims = dims
         self._buffers = buffers
         self._context = context
+        received = elements(context.counts_out)
         self._exchange = _RowExchange(
             pg,
             buffers,
             sent=elements(context.counts_in),
-            received=elements(context.counts_out),
+            received=received[: pg.size()],
+            hot_elements=sum(received[pg.size() :]),
+            hot=context.hot,
         )
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None

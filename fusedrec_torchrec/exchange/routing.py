@@ -4,6 +4,8 @@ Unique keys come part by part, in the order (bucket, owner).  The rows that come
 the same order; on the wire they go in the order (owner, bucket).  That is a permutation of whole
 parts, so each key moves by an offset that only depends on its part.
 
+The keys of hot rows go nowhere: their part has its place among the others, but no message.
+
 Shape suffixes as in ``layout``; N ids, U unique keys.
 """
 
@@ -22,14 +24,20 @@ class Route:
     """Where the unique keys of a batch go; no host synchronisation.
 
     Attributes:
-        counts_KW: rows asked of each owner in each bucket.
+        counts_KO: rows asked of each owner in each bucket.
     """
 
     def __init__(self, layout: ExchangeLayout, unique: Unique) -> None:
-        self.counts_KW = unique.counts_P.view(len(layout.buckets), layout.world_size)
+        self.counts_KO = unique.counts_P.view(len(layout.buckets), layout.owners)
+        self._ranks = layout.world_size
         self._keys_U = unique.keys_U
         self._part_starts_P1 = layout.part_starts_P1
         self._native = native.available_on(layout.device)
+
+    @property
+    def counts_KW(self) -> torch.Tensor:
+        """Rows asked of each rank in each bucket."""
+        return self.counts_KO[:, : self._ranks]
 
     @cached_property
     def local_rows_U(self) -> torch.Tensor:
@@ -45,12 +53,12 @@ class Route:
             header: elements at the beginning of a message that stay free.  If an owner's rows do
                 not fit behind them, the content of all messages, headers included, is undefined.
         """
-        ranks = self.counts_KW.size(1)
+        ranks = self._ranks
         width = (flat.numel() - 1) // ranks
         if self._native:
             messages = flat[: ranks * width].view(ranks, width)
             torch.ops.fusedrec.pack(
-                self._keys_U, self.counts_KW, self._part_starts_P1, header, messages
+                self._keys_U, self.counts_KO, self._part_starts_P1, header, messages
             )
             return
         rows_start_W = torch.arange(ranks, device=flat.device) * width + header
@@ -59,8 +67,8 @@ class Route:
 
     def wire_order(self) -> torch.Tensor:
         """The local rows, owner after owner."""
-        if self.counts_KW.size(0) == 1:
-            return self.local_rows_U
+        if len(self.counts_KO) == 1:
+            return self.local_rows_U  # behind the ranks' rows those of the replica
         counts_WK = self.counts_KW.t().reshape(-1)
         starts_WK = (counts_WK.cumsum(0) - counts_WK).view(self.counts_KW.t().shape)
         keys = self._keys_U.numel()
@@ -73,16 +81,19 @@ class Route:
 
         Args:
             starts_KW: place of the first key of each part.
-            behind: place of everything behind the last unique key; no key goes beyond it.
+            behind: place of hot rows and of everything behind the last unique key; no key goes
+                beyond it.
         """
-        counts_P = self.counts_KW.reshape(-1)
-        shifts_P = starts_KW.reshape(-1) - (counts_P.cumsum(0) - counts_P)
+        counts_P = self.counts_KO.reshape(-1)
+        replicas = self.counts_KO.size(1) - self._ranks
+        starts_KO = torch.nn.functional.pad(starts_KW, (0, replicas), value=behind)
+        shifts_P = starts_KO.reshape(-1) - (counts_P.cumsum(0) - counts_P)
         position_U = torch.arange(self._keys_U.numel(), device=counts_P.device)
         return position_U.add_(self._per_key(shifts_P, behind)).clamp_(max=behind)
 
     def _per_key(self, values_P: torch.Tensor, behind: int) -> torch.Tensor:
         """The value of each key's part; ``behind`` for everything behind the last unique key."""
-        counts_P, keys = self.counts_KW.reshape(-1), self._keys_U.numel()
+        counts_P, keys = self.counts_KO.reshape(-1), self._keys_U.numel()
         values = torch.cat([values_P, values_P.new_full((1,), behind)])
         counts = torch.cat([counts_P, (keys - counts_P.sum()).view(1)])
         return values.repeat_interleave(counts, output_size=keys)

@@ -22,8 +22,10 @@ STAGES: Final = (
     "ids",  # pack, send and unpack the id messages
     "lookup",
     "rows",  # wait for rows
+    "hot_rows",  # the last step's update of the hot rows, and their lookup
     "pooling",
     "backward_pooling",
+    "hot_gradients",  # start their exchange
     "gradients",  # wait for gradients
 )
 

@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
+from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
@@ -35,12 +36,18 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     Args:
         options: settings of the fused exchange.
+        hot: settings of hot rows.
         known: names of all modules that share their batches; grows with each module.
         *args, **kwargs: those of ``ShardedEmbeddingCollection``.
     """
 
     def __init__(
-        self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
+        self,
+        *args: Any,
+        options: ExchangeOptions,
+        hot: HotOptions,
+        known: KnownNames,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         known.features.update(f for c in self._embedding_configs for f in c.feature_names)
@@ -51,7 +58,9 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             self._embedding_configs,
             self.module_sharding_plan,
             self._sharding_type_to_sharding,
+            list(self._lookups),
             options,
+            hot,
             known,
             weighted=False,
             device=self._device,

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FUSED
@@ -37,12 +38,18 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     Args:
         options: settings of the fused exchange.
+        hot: settings of hot rows.
         known: names of all modules that share their batches; grows with each module.
         *args, **kwargs: those of ``ShardedEmbeddingBagCollection``.
     """
 
     def __init__(
-        self, *args: Any, options: ExchangeOptions, known: KnownNames, **kwargs: Any
+        self,
+        *args: Any,
+        options: ExchangeOptions,
+        hot: HotOptions,
+        known: KnownNames,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
@@ -53,7 +60,9 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._embedding_bag_configs,
             self.module_sharding_plan,
             dict(zip(self._sharding_types, self._embedding_shardings, strict=True)),
+            list(self._lookups),
             options,
+            hot,
             known,
             self._is_weighted,
             self._device,

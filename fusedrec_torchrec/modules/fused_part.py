@@ -16,11 +16,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
-from fusedrec_torchrec.exchange.input_dist import FusedInputDist, HeaderAwaitable
+from fusedrec_torchrec.exchange.input_dist import FusedInputDist, InputAwaitable
+from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.exchange.transfer import to_device
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedPart", "KnownNames"]
@@ -37,16 +40,16 @@ class KnownNames:
     features: set[str] = field(default_factory=set)
     tables: set[str] = field(default_factory=set)
 
-    def check(self, options: ExchangeOptions) -> None:
+    def check(self, options: ExchangeOptions, hot: HotOptions) -> None:
         """Refuses options that name tables which no module has; when all modules are sharded."""
-        if isinstance(options.hash_ids, bool):
-            return
-        unknown = sorted(set(options.hash_ids) - self.tables)
-        if unknown:
-            raise ValueError(
-                f"hash_ids names table {unknown[0]!r}, must be among the fused tables "
-                f"{sorted(self.tables)}"
-            )
+        hashed = () if isinstance(options.hash_ids, bool) else options.hash_ids
+        for name, tables in (("hash_ids", hashed), ("hot.tables", hot.tables)):
+            unknown = sorted(set(tables) - self.tables)
+            if unknown:
+                raise ValueError(
+                    f"{name} names table {unknown[0]!r}, must be among the fused tables "
+                    f"{sorted(self.tables)}"
+                )
 
 
 class FusedPart:
@@ -56,7 +59,9 @@ class FusedPart:
         configs: the module's tables.
         plan: how each of them is sharded.
         shardings: the module's shardings by type.
+        lookups: the module's lookups, in the order of the shardings.
         options: settings of the fused exchange.
+        hot: settings of hot rows.
         known: names of all modules that share their batches.
         weighted: whether ids carry weights.
         device: where batches are.
@@ -67,7 +72,9 @@ class FusedPart:
         configs: Sequence[BaseEmbeddingConfig],
         plan: Mapping[str, ParameterSharding],
         shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
+        lookups: Sequence[nn.Module],
         options: ExchangeOptions,
+        hot: HotOptions,
         known: KnownNames,
         weighted: bool,
         device: torch.device | None,
@@ -77,6 +84,8 @@ class FusedPart:
         sharding = shardings[FUSED]
         assert isinstance(sharding, FusedEmbeddingSharding)
         sharding.options = options
+        sharding.replicate(_hot_rules(plan, hot), hot, _lookup_of(lookups[self.index]))
+        self.hot = sharding.hot
         self.layout = sharding.layout
         self.features = CanonicalFeatures(
             [name for sharding in shardings.values() for name in sharding.feature_names()],
@@ -87,7 +96,7 @@ class FusedPart:
             device=device,
         )
         known.tables.update(table.name for table in self.layout.tables)
-        self._options = options
+        self._options, self._hot_options = options, hot
         self._known: KnownNames | None = known
         self._stock_ids = StockIds(configs, plan, shardings, device)
         self._max_lengths: dict[str, int] = {}
@@ -106,7 +115,7 @@ class FusedPart:
 
     def _canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         if self._known is not None:  # with the first batch, all modules are there
-            self._known.check(self._options)
+            self._known.check(self._options, self._hot_options)
             self._known = None
         input_dist = input_dists[self.index]
         assert isinstance(input_dist, FusedInputDist)
@@ -146,8 +155,27 @@ class FusedPart:
         """The context that the fused tables' input dist made for its batch."""
         assert isinstance(awaitable, KJTListSplitsAwaitable)
         header = awaitable.awaitables[self.index]
-        assert isinstance(header, HeaderAwaitable)
+        assert isinstance(header, InputAwaitable)
         return header.context
+
+
+def _hot_rules(plan: Mapping[str, ParameterSharding], hot: HotOptions) -> dict[str, HotRule]:
+    """The rules for single fused tables of a module."""
+    rules = {}
+    for name, sharding in plan.items():
+        if sharding.sharding_type != FUSED:
+            continue
+        rule = hot.tables.get(name)
+        if rule is None and isinstance(sharding, FusedParameterSharding):
+            rule = sharding.hot_rows
+        if rule is not None:
+            rules[name] = rule
+    return rules
+
+
+def _lookup_of(lookup: nn.Module) -> FusedLookup:
+    assert isinstance(lookup, FusedLookup)
+    return lookup
 
 
 class StockIds:

@@ -165,8 +165,68 @@ void number_keys(const Key* keys, int64_t ids, int32_t* inverse, Numbering<Key>&
   numbering.keys.resize(used);
 }
 
+// Hot rows: a hash table of their keys, and the keys of their replicas.  Every slot is a pair
+// (key, key of the replica); the key is -1 in an empty one.
 template <typename Key>
-std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor& part_starts_P1) {
+struct HotTable {
+  const Key* slots = nullptr;
+  size_t mask = 0;
+  int shift = 0;
+
+  explicit HotTable(const std::optional<Tensor>& table) {
+    if (table) {
+      slots = table->const_data_ptr<Key>();
+      mask = table->size(0) - 1;
+      shift = 64 - __builtin_ctzll(table->size(0));
+    }
+  }
+
+  // The key of the replica; the key itself if the row is not hot.
+  Key operator()(Key key) const {
+    if (slots == nullptr) {
+      return key;
+    }
+    size_t at = home(key, shift);
+    while (slots[2 * at] != -1) {
+      if (slots[2 * at] == key) {
+        return slots[2 * at + 1];
+      }
+      at = (at + 1) & mask;
+    }
+    return key;
+  }
+};
+
+template <typename Key>
+Tensor build_hot_table(const Tensor& keys_H, const Tensor& replicas_H) {
+  int bits = 4;
+  while ((int64_t{1} << bits) < keys_H.numel() * 2) {
+    ++bits;
+  }
+  Tensor table = at::full({int64_t{1} << bits, 2}, -1, keys_H.options());
+  Key* slots = table.mutable_data_ptr<Key>();
+  const size_t mask = (size_t{1} << bits) - 1;
+  for (int64_t h = 0; h < keys_H.numel(); ++h) {
+    const Key key = keys_H.const_data_ptr<Key>()[h];
+    size_t at = home(key, 64 - bits);
+    while (slots[2 * at] != -1) {
+      at = (at + 1) & mask;
+    }
+    slots[2 * at] = key;
+    slots[2 * at + 1] = replicas_H.const_data_ptr<Key>()[h];
+  }
+  return table;
+}
+
+Tensor hot_table(const Tensor& keys_H, const Tensor& replicas_H) {
+  TORCH_CHECK(keys_H.is_contiguous() && replicas_H.is_contiguous());
+  return keys_H.scalar_type() == at::kInt ? build_hot_table<int32_t>(keys_H, replicas_H)
+                                          : build_hot_table<int64_t>(keys_H, replicas_H);
+}
+
+template <typename Key>
+std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor& part_starts_P1,
+                                              const std::optional<Tensor>& table) {
   const int64_t ids = keys_N.numel();
   Tensor inverse_N = at::empty({ids}, keys_N.options().dtype(at::kInt));
   int32_t* inverse = inverse_N.mutable_data_ptr<int32_t>();
@@ -175,7 +235,8 @@ std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor
   number_keys(keys_N.const_data_ptr<Key>(), ids, inverse, numbering);
 
   // Group the unique keys by part, in order of first occurrence within a part.
-  const std::vector<Key>& unique = numbering.keys;
+  std::vector<Key>& unique = numbering.keys;
+  const HotTable<Key> replica(table);
   const int64_t parts = part_starts_P1.numel() - 1;
   const Key* starts = part_starts_P1.const_data_ptr<Key>();
   Tensor counts_P = at::empty({parts}, keys_N.options().dtype(at::kLong));
@@ -185,6 +246,10 @@ std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor
   std::vector<int32_t>& place = kept_place;
   place.resize(unique.size());
   for (size_t u = 0; u < unique.size(); ++u) {
+    if (replica.slots && u + kAhead < unique.size()) {
+      __builtin_prefetch(replica.slots + 2 * home(unique[u + kAhead], replica.shift));
+    }
+    unique[u] = replica(unique[u]);
     const Key* next = std::upper_bound(starts + 1, starts + parts, unique[u]);
     place[u] = static_cast<int32_t>(next - starts - 1);
     ++counts[place[u]];
@@ -205,37 +270,43 @@ std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor
   return {keys_U, inverse_N, counts_P};
 }
 
-std::tuple<Tensor, Tensor, Tensor> dedup(const Tensor& keys_N, const Tensor& part_starts_P1) {
+std::tuple<Tensor, Tensor, Tensor> dedup(const Tensor& keys_N, const Tensor& part_starts_P1,
+                                         const std::optional<Tensor>& table) {
   TORCH_CHECK(keys_N.is_contiguous() && part_starts_P1.is_contiguous());
   TORCH_CHECK(keys_N.scalar_type() == part_starts_P1.scalar_type());
-  return keys_N.scalar_type() == at::kInt ? dedup_keys<int32_t>(keys_N, part_starts_P1)
-                                          : dedup_keys<int64_t>(keys_N, part_starts_P1);
+  return keys_N.scalar_type() == at::kInt ? dedup_keys<int32_t>(keys_N, part_starts_P1, table)
+                                          : dedup_keys<int64_t>(keys_N, part_starts_P1, table);
 }
 
 // ---------------------------------------------------------------- messages
 
 // Writes the local rows of the unique keys into the message of their owner: messages[owner] has
 // room for them from element `header` on, bucket after bucket.  If they do not all fit, nothing is
-// written: all ranks take a second round then.
-void pack(const Tensor& keys_U, const Tensor& counts_KW, const Tensor& part_starts_P1,
+// written: all ranks take a second round then.  Owners without a message are the replicas.
+void pack(const Tensor& keys_U, const Tensor& counts_KO, const Tensor& part_starts_P1,
           int64_t header, Tensor messages) {
-  const int64_t buckets = counts_KW.size(0), ranks = counts_KW.size(1), width = messages.size(1);
-  TORCH_CHECK(keys_U.is_contiguous() && counts_KW.is_contiguous() && messages.is_contiguous());
-  const int64_t* counts = counts_KW.const_data_ptr<int64_t>();
+  const int64_t buckets = counts_KO.size(0), owners = counts_KO.size(1);
+  const int64_t ranks = messages.size(0), width = messages.size(1);
+  TORCH_CHECK(keys_U.is_contiguous() && counts_KO.is_contiguous() && messages.is_contiguous());
+  const int64_t* counts = counts_KO.const_data_ptr<int64_t>();
   std::vector<int32_t*> target(ranks);
   for (int64_t r = 0; r < ranks; ++r) {
     target[r] = messages.mutable_data_ptr<int32_t>() + r * width + header;
     int64_t rows = 0;
     for (int64_t k = 0; k < buckets; ++k) {
-      rows += counts[k * ranks + r];
+      rows += counts[k * owners + r];
     }
     if (rows > width - header) {
       return;
     }
   }
   const auto write = [&](const auto* keys, const auto* starts) {
-    for (int64_t p = 0; p < buckets * ranks; ++p) {
-      int32_t*& out = target[p % ranks];
+    for (int64_t p = 0; p < buckets * owners; ++p) {
+      if (p % owners >= ranks) {
+        keys += counts[p];
+        continue;
+      }
+      int32_t*& out = target[p % owners];
       for (int64_t i = 0; i < counts[p]; ++i) {
         *out++ = static_cast<int32_t>(*keys++ - starts[p]);
       }
@@ -247,15 +318,15 @@ void pack(const Tensor& keys_U, const Tensor& counts_KW, const Tensor& part_star
 }
 
 // The rows of all messages, one message after another; a message's counts lie from element `first`
-// to `header`.
-Tensor unpack(const Tensor& messages, int64_t first, int64_t header) {
+// to `end` of its header.
+Tensor unpack(const Tensor& messages, int64_t first, int64_t end, int64_t header) {
   TORCH_CHECK(messages.is_contiguous());
   const int64_t ranks = messages.size(0), width = messages.size(1);
   const int32_t* message = messages.const_data_ptr<int32_t>();
   std::vector<int64_t> rows(ranks, 0);
   int64_t total = 0;
   for (int64_t r = 0; r < ranks; ++r) {
-    for (int64_t i = first; i < header; ++i) {
+    for (int64_t i = first; i < end; ++i) {
       rows[r] += message[r * width + i];
     }
     TORCH_CHECK(rows[r] >= 0 && rows[r] <= width - header, "damaged message of rank ", r);
@@ -479,10 +550,12 @@ void row_sums(const Tensor& gradient, int64_t width, int64_t column, const Tenso
 TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
-  m.def("dedup(Tensor keys, Tensor part_starts) -> (Tensor, Tensor, Tensor)");
+  m.def("hot_table(Tensor keys, Tensor replicas) -> Tensor");
+  m.def("dedup(Tensor keys, Tensor part_starts, Tensor? hot_table=None) "
+        "-> (Tensor, Tensor, Tensor)");
   m.def("pack(Tensor keys, Tensor counts, Tensor part_starts, int header, "
         "Tensor(a!) messages) -> ()");
-  m.def("unpack(Tensor messages, int first, int header) -> Tensor");
+  m.def("unpack(Tensor messages, int first, int end, int header) -> Tensor");
   m.def("bag_sums(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
         "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()");
   m.def("row_sums(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -492,6 +565,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
 
 TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("keys", keys);
+  m.impl("hot_table", hot_table);
   m.impl("dedup", dedup);
   m.impl("pack", pack);
   m.impl("unpack", unpack);

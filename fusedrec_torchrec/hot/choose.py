@@ -1,0 +1,253 @@
+"""Which rows are hot: what rules and the access profile say, checked against the tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.lookup import BucketKernel
+from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
+from fusedrec_torchrec.hot.index import EMPTY
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
+from fusedrec_torchrec.hot.replica import STATES, tensors_of
+
+__all__ = ["Chosen", "choose"]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The hot rows to begin with.
+
+    Attributes:
+        ids: of each table, in the order of the layout.
+        capacity: slots of each bucket's replica, at least as many as it has hot rows.
+    """
+
+    ids: list[NDArray[np.int64]]
+    capacity: list[int]
+
+    def home_keys(self, layout: ExchangeLayout) -> list[torch.Tensor]:
+        """The key in each slot of each bucket's replica."""
+        filled = []
+        for bucket, capacity in zip(layout.buckets, self.capacity, strict=True):
+            keys = torch.cat(
+                [
+                    layout.keys_of(t, torch.from_numpy(self.ids[t]))
+                    for t in range(bucket.first_table, bucket.end_table)
+                ]
+            )
+            empty = keys.new_full((capacity - keys.numel(),), EMPTY)
+            filled.append(torch.cat([keys, empty]))
+        return filled
+
+
+def choose(
+    rules: Mapping[str, HotRule],
+    options: HotOptions,
+    layout: ExchangeLayout,
+    kernels: Sequence[BucketKernel],
+) -> Chosen | None:
+    """The hot rows of a module's fused tables; None if there are no rules.
+
+    Args:
+        rules: for single tables.
+        options: the user's settings, also for all other tables together.
+        layout: of the tables.
+        kernels: of the buckets.
+
+    Raises:
+        ValueError: what is wrong with which rule.
+    """
+    if not rules and options.rule is None:
+        return None
+    return _Choice(rules, options, layout, kernels).choose()
+
+
+class _Choice:
+    def __init__(
+        self,
+        rules: Mapping[str, HotRule],
+        options: HotOptions,
+        layout: ExchangeLayout,
+        kernels: Sequence[BucketKernel],
+    ) -> None:
+        self._rules = rules
+        self._options = options
+        self._layout = layout
+        self._numbers = {table.name: t for t, table in enumerate(layout.tables)}
+        self._bucket_of = [
+            k for k, b in enumerate(layout.buckets) for _ in range(b.first_table, b.end_table)
+        ]
+        for kernel, bucket in zip(kernels, layout.buckets, strict=True):
+            _check_optimizer(kernel, layout.tables[bucket.first_table].name)
+        # Of a row on a rank, weights and optimizer state.
+        self._row_bytes = [
+            sum(tensor.size(1) * tensor.element_size() for tensor in tensors_of(kernel.table))
+            for kernel in kernels
+        ]
+        self._wire_bytes = [
+            bucket.dim * SparseType.from_int(kernel.table.output_dtype).as_dtype().itemsize
+            for kernel, bucket in zip(kernels, layout.buckets, strict=True)
+        ]
+        self._profile: AccessProfile | None = None
+        if options.profile is not None:
+            self._profile = AccessProfile.load(options.profile)
+            self._profile.check({table.name: table.rows for table in layout.tables})
+        self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64) for _ in layout.tables]
+        self._room = [0] * len(layout.buckets)
+
+    def choose(self) -> Chosen:
+        for name, rule in self._rules.items():
+            self._apply(rule, [self._numbers[name]], f"hot rows of table {name!r}")
+        if self._options.rule is not None:
+            others = [t for name, t in self._numbers.items() if name not in self._rules]
+            self._apply(self._options.rule, others, "hot rows")
+        sizes = [
+            sum(len(self._ids[t]) for t in range(b.first_table, b.end_table))
+            for b in self._layout.buckets
+        ]
+        most = [
+            sum(table.rows for table in self._layout.tables[b.first_table : b.end_table])
+            for b in self._layout.buckets
+        ]
+        capacity = [
+            max(size, min(room, rows) if self._options.adapt is not None else 0)
+            for size, room, rows in zip(sizes, self._room, most, strict=True)
+        ]
+        return Chosen(self._ids, capacity)
+
+    def _apply(self, rule: HotRule, tables: list[int], where: str) -> None:
+        if not tables:
+            return
+        if rule.ids is not None:
+            (t,) = tables
+            self._ids[t] = _checked(rule.ids, self._layout.tables[t].rows, where)
+            self._room[self._bucket_of[t]] += len(self._ids[t])
+            return
+        if rule.memory is not None:
+            largest = max(self._row_bytes[self._bucket_of[t]] for t in tables)
+            if rule.memory < largest:
+                raise ValueError(
+                    f"{where}: memory is {rule.memory} bytes, must be at least {largest}, which "
+                    "one row takes with its optimizer state"
+                )
+        if self._profile is None:
+            self._reserve(rule, tables, where)
+            return
+        tables_R, ids_R, counts_R = self._most_used(self._profile, tables)
+        bytes_R = np.array(self._row_bytes)[np.array(self._bucket_of)[tables_R]]
+        if rule.top_k is not None:
+            taken = tables_R[: rule.top_k], ids_R[: rule.top_k]
+        elif rule.memory is not None:
+            fits = int(np.searchsorted(np.cumsum(bytes_R), rule.memory, side="right"))
+            taken = tables_R[:fits], ids_R[:fits]
+        else:
+            number = self._worth(self._profile, tables, tables_R, ids_R, counts_R)
+            taken = tables_R[:number], ids_R[:number]
+        for t in tables:
+            self._ids[t] = np.sort(taken[1][taken[0] == t])
+        self._make_room(rule, tables)
+
+    def _reserve(self, rule: HotRule, tables: list[int], where: str) -> None:
+        """Without a profile there is only room; adaptation fills it."""
+        if self._options.adapt is None or rule.cost_model:
+            name = next(n for n in ("top_k", "memory", "cost_model") if getattr(rule, n))
+            raise ValueError(
+                f"{where}: {name} needs hot.profile, the counts to go by (fusedrec profile "
+                "--save)" + ("" if rule.cost_model else ", or hot.adapt, to find out in training")
+            )
+        self._make_room(rule, tables)
+
+    def _make_room(self, rule: HotRule, tables: list[int]) -> None:
+        """Slots for what the rule allows, shared by the buckets as their features are."""
+        features: dict[int, int] = {}
+        for t in tables:
+            k = self._bucket_of[t]
+            features[k] = features.get(k, 0) + len(self._layout.tables[t].features)
+        for k, count in features.items():
+            taken = sum(len(self._ids[t]) for t in tables if self._bucket_of[t] == k)
+            share = count / max(sum(features.values()), 1)
+            allowed = taken
+            if rule.top_k is not None:
+                allowed = int(rule.top_k * share)
+            elif rule.memory is not None:
+                allowed = int(rule.memory * share) // self._row_bytes[k]
+            self._room[k] += max(taken, allowed)
+
+    def _most_used(
+        self, profile: AccessProfile, tables: list[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Table, id and accesses of the rows, the most used first; equal ones in table order."""
+        names = [self._layout.tables[t].name for t in tables]
+        of_table = np.concatenate(
+            [np.full(len(profile.ids[n]), t) for t, n in zip(tables, names, strict=True)]
+        )
+        ids = np.concatenate([profile.ids[name] for name in names])
+        counts = np.concatenate([profile.counts[name] for name in names])
+        order = np.lexsort((ids, of_table, -counts))
+        return of_table[order], ids[order], counts[order]
+
+    def _worth(
+        self,
+        profile: AccessProfile,
+        tables: list[int],
+        tables_R: NDArray[np.int64],
+        ids_R: NDArray[np.int64],
+        counts_R: NDArray[np.int64],
+    ) -> int:
+        """How many of the rows the cost model would replicate."""
+        layout, options = self._layout, self._options
+        owners = np.empty(len(ids_R), dtype=np.int64)
+        for t in tables:
+            own = tables_R == t
+            owners[own] = np.searchsorted(layout.tables[t].row_starts[1:-1], ids_R[own], "right")
+        samples = max(profile.samples, 1)
+        per_table = np.array([profile.accesses[layout.tables[t].name] for t in tables]) / samples
+        wire = np.array(self._wire_bytes)[np.array(self._bucket_of)]
+        listed = np.array([counts_R[tables_R == t].sum() for t in tables]) / samples
+        # Rows that the profile does not list are rare: each access is another row.
+        rest = (per_table - listed).clip(0) * options.cost.batch_size
+        return rows_to_replicate(
+            RowUse(
+                uses_R=counts_R / samples,
+                bytes_R=wire[tables_R],
+                owner_R=owners,
+                table_R=np.searchsorted(np.array(tables), tables_R),
+                uses_per_table=per_table,
+                rest_requests=float(rest.sum()),
+                rest_bytes=float((rest * wire[tables]).sum() / max(rest.sum(), 1e-9)),
+            ),
+            layout.world_size,
+            options.cost,
+            options.sync_every,
+            options.hot_batches,
+        )
+
+
+def _checked(ids: Sequence[int], rows: int, where: str) -> NDArray[np.int64]:
+    array = np.asarray(ids)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{where}: ids must be a list of whole numbers")
+    bad = array[(array < 0) | (array >= rows)]
+    if len(bad):
+        raise ValueError(f"{where}: id {bad[0]} is out of range [0, {rows})")
+    sorted_ids, counts = np.unique(array.astype(np.int64), return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"{where}: id {sorted_ids[counts > 1][0]} is there more than once")
+    return sorted_ids
+
+
+def _check_optimizer(kernel: BucketKernel, table: str) -> None:
+    optimizer = kernel.table.optimizer
+    if optimizer not in STATES:
+        raise ValueError(
+            f"hot rows of table {table!r}: optimizer is {optimizer.value!r}, must be one of "
+            f"{[each.value for each in STATES]}"
+        )

@@ -1,0 +1,126 @@
+"""When replication pays: P2RES's question, asked after dedup.
+
+P2RES (PPoPP 2024) picks the rows to replicate by a performance model, but gives no formula.  This
+is ours.  Once requests are deduplicated, a row that every rank wants costs the same bytes through
+all-to-all as through a ring all-reduce, so replication must pay in other ways; the model has a term
+for each:
+
+- the all-reduce may run on better links than the all-to-all (``all_reduce_bandwidth``);
+- it is off the critical path: ``hidden`` of its time runs beside other work;
+- replicas may be synced every k steps only;
+- no owner is asked by all ranks for one row: an exchange ends with its most loaded rank;
+- a batch of hot rows only needs no exchange at all.
+
+Rows are replicated in the order of their use, so the question is how many.  The answer can be none.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
+
+ID_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """What the cost model assumes of machine and training.
+
+    Attributes:
+        batch_size: samples of a batch of one rank.
+        all_to_all_bandwidth: bytes per second that a rank sends in an all-to-all.
+        all_reduce_bandwidth: bytes per second that a rank sends in an all-reduce; on several nodes
+            a hierarchical one is faster than the all-to-all.
+        latency: seconds that a collective takes without any data.
+        hidden: share of the sync's time that runs beside other work.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    batch_size: int = 2048
+    all_to_all_bandwidth: float = 1e9
+    all_reduce_bandwidth: float = 1e9
+    latency: float = 1e-4
+    hidden: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "all_to_all_bandwidth", "all_reduce_bandwidth"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
+        if self.latency < 0:
+            raise ValueError(f"latency is {self.latency}, must be at least 0")
+        if not 0 <= self.hidden <= 1:
+            raise ValueError(f"hidden is {self.hidden}, must be in [0, 1]")
+
+
+@dataclass(frozen=True)
+class RowUse:
+    """Rows in the order in which they would be replicated, R of them.
+
+    Attributes:
+        uses_R: accesses of each row in a sample.
+        bytes_R: of a row on the wire.
+        owner_R: rank that owns the row.
+        table_R: number of its table.
+        uses_per_table: accesses of all rows of each table in a sample, those not listed included.
+        rest_requests: rows not listed that a rank asks for in a batch.
+        rest_bytes: of such a row on the wire.
+    """
+
+    uses_R: NDArray[np.float64]
+    bytes_R: NDArray[np.int64]
+    owner_R: NDArray[np.int64]
+    table_R: NDArray[np.int64]
+    uses_per_table: NDArray[np.float64]
+    rest_requests: float
+    rest_bytes: float
+
+
+def seconds_of_prefixes(
+    use: RowUse, ranks: int, options: CostOptions, sync_every: int, hot_batches: bool
+) -> NDArray[np.float64]:
+    """Seconds of communication in a step if the first 0, 1, 2, ... rows are replicated."""
+    present_R = -np.expm1(-use.uses_R * options.batch_size)  # probability to be in a batch
+    away = (ranks - 1) / ranks
+
+    # Through the owners: fetch and gradient, and the id; the most loaded owner sets the pace.
+    asked_R = present_R * (2 * use.bytes_R + ID_BYTES)
+    load_RW = np.zeros((len(asked_R) + 1, ranks))
+    load_RW[np.arange(len(asked_R)) + 1, use.owner_R] = asked_R * away
+    rest = use.rest_requests * (2 * use.rest_bytes + ID_BYTES) * away / ranks
+    left_RW = load_RW.sum(0) - load_RW.cumsum(0) + rest
+    exchange = ranks * left_RW.max(1) / options.all_to_all_bandwidth + 3 * options.latency
+
+    # Through the replicas: all rows that were touched to everybody, or one sum over all slots.
+    message_R = use.bytes_R + ID_BYTES
+    sparse = (ranks - 1) * _before(present_R * message_R)
+    dense = 2 * away * _before(message_R.astype(np.float64))
+    exposed = (1 - options.hidden) / sync_every
+    sync = np.minimum(sparse, dense) / options.all_reduce_bandwidth * exposed
+    sync[1:] += options.latency * exposed
+
+    # Batches of hot rows only: the samples all of whose ids are hot, as if tables had nothing to
+    # do with each other.
+    if hot_batches:
+        log_share = np.zeros(len(asked_R) + 1)
+        for table, uses in enumerate(use.uses_per_table):
+            if uses > 0:
+                covered = _before(np.where(use.table_R == table, use.uses_R, 0)) / uses
+                log_share += uses * np.log(np.clip(covered, 1e-12, 1))
+        exchange = exchange * (1 - np.exp(log_share)) + options.latency
+    return exchange + sync
+
+
+def rows_to_replicate(
+    use: RowUse, ranks: int, options: CostOptions, sync_every: int = 1, hot_batches: bool = False
+) -> int:
+    """How many rows to replicate; the least number if several cost the same."""
+    return int(np.argmin(seconds_of_prefixes(use, ranks, options, sync_every, hot_batches)))
+
+
+def _before(values_R: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of the first 0, 1, 2, ... values."""
+    return np.concatenate([[0.0], np.cumsum(values_R)])

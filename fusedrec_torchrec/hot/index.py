@@ -1,0 +1,58 @@
+"""Which rows are hot: from the key of a row to the key of its replica.
+
+Shape suffixes: H slots of a bucket's replica, N keys.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+
+__all__ = ["EMPTY", "HotIndex"]
+
+EMPTY = -1  # in place of a key: nobody lives in this slot
+
+
+class HotIndex:
+    """The hot set that a batch is routed by; it never changes, a new hot set is a new index.
+
+    Args:
+        layout: with room for the hot rows.
+        home_keys: of each bucket, the key of the row in each slot of its replica, or ``EMPTY``.
+        version: which hot set this is, counted from 0.
+    """
+
+    def __init__(
+        self, layout: ExchangeLayout, home_keys: Sequence[torch.Tensor], version: int = 0
+    ) -> None:
+        assert layout.hot_capacity is not None
+        self.home_keys = [keys_H.cpu().long() for keys_H in home_keys]
+        self.version = version
+        starts_P1, owners = layout.part_starts_P1.tolist(), layout.owners
+        keys, replicas = [], []
+        for k, keys_H in enumerate(self.home_keys):
+            assert keys_H.numel() == layout.hot_capacity[k], (keys_H.numel(), layout.hot_capacity)
+            slots = (keys_H != EMPTY).nonzero().flatten()
+            keys.append(keys_H[slots])
+            replicas.append(slots + starts_P1[k * owners + layout.world_size])
+        order = torch.argsort(torch.cat(keys))
+        # Never empty: a key that no id has stands at the end.
+        nobody = torch.tensor([layout.key_space])
+        self._keys = torch.cat([torch.cat(keys)[order], nobody]).to(
+            layout.device, layout.key_dtype
+        )
+        self._replicas = torch.cat([torch.cat(replicas)[order], nobody]).to(
+            layout.device, layout.key_dtype
+        )
+        self.table: torch.Tensor | None = None
+        """For ``native``'s dedup."""
+        if native.available_on(layout.device):
+            self.table = torch.ops.fusedrec.hot_table(self._keys[:-1], self._replicas[:-1])
+
+    def replace(self, keys_N: torch.Tensor) -> torch.Tensor:
+        """The keys; those of hot rows replaced by the keys of their replicas."""
+        at_N = torch.searchsorted(self._keys, keys_N)
+        is_hot_N = self._keys.index_select(0, at_N) == keys_N
+        return torch.where(is_hot_N, self._replicas.index_select(0, at_N), keys_N)

@@ -1,0 +1,114 @@
+"""What a user can choose about hot rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from fusedrec_torchrec.hot.cost import CostOptions
+
+__all__ = ["AdaptOptions", "HotOptions", "HotRule"]
+
+FORBID: dict[str, str] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotRule:
+    """Which rows are hot; exactly one of the settings.
+
+    Attributes:
+        ids: these rows of a table.
+        top_k: the most used rows, this many.
+        memory: the most used rows that fit into so many bytes on each rank, weights and optimizer
+            state together.
+        cost_model: the rows that are cheaper to replicate than to exchange, by the cost model.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    ids: Sequence[int] | None = None
+    top_k: int | None = None
+    memory: int | None = None
+    cost_model: bool = False
+
+    def __post_init__(self) -> None:
+        given = [
+            name
+            for name in ("ids", "top_k", "memory", "cost_model")
+            if getattr(self, name) not in (None, False)
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                f"a rule for hot rows sets {' and '.join(given) or 'nothing'}, must set exactly "
+                "one of ids, top_k, memory, cost_model"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}, must be at least 1")
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"memory is {self.memory}, must be at least 1 byte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptOptions:
+    """How the hot set follows the data.
+
+    Attributes:
+        every: training steps from one look at the counts to the next.
+        counters: rows that each rank counts at a time.  A count is too low by at most the rows
+            counted divided by this.
+        sample: one in so many batches is counted.
+        decay: what counts are multiplied with after each look; 1 never forgets.
+        margin: a row must be used this many times as often as the row whose slot it takes.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    every: int = 256
+    counters: int = 1 << 16
+    sample: int = 4
+    decay: float = 0.5
+    margin: float = 1.25
+
+    def __post_init__(self) -> None:
+        for name in ("every", "counters", "sample"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.every % self.sample:
+            raise ValueError(f"every is {self.every}, must be a multiple of sample, {self.sample}")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}, must be in [0, 1]")
+        if self.margin < 1:
+            raise ValueError(f"margin is {self.margin}, must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotOptions:
+    """Hot rows: which, and how they are kept in sync.
+
+    Attributes:
+        rule: which rows of all fused tables together are hot; None if only ``tables`` says.
+        tables: which rows of single tables are hot, by table name.
+        profile: file of the access profile (``fusedrec profile --save``) that rules count by.
+        sync_every: steps from one sync of the replicas to the next.  1 is exact training; with more
+            each rank goes on alone in between, see ``hot.sync``.
+        hot_batches: whether batches may come that have hot rows only.  All ranks then agree before
+            each exchange whether they need it, at the cost of a small all-reduce.
+        adapt: how the hot set follows the data; None if it stays.
+        cost: what the cost model assumes, for a rule that asks it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    rule: HotRule | None = None
+    tables: Mapping[str, HotRule] = field(default_factory=dict)
+    profile: Path | None = None
+    sync_every: int = 1
+    hot_batches: bool = False
+    adapt: AdaptOptions | None = None
+    cost: CostOptions = CostOptions()
+
+    def __post_init__(self) -> None:
+        if self.sync_every < 1:
+            raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
+        if self.rule is not None and self.rule.ids is not None:
+            raise ValueError("rule.ids must be given table by table, in tables")

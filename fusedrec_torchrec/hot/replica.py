@@ -1,0 +1,75 @@
+"""The hot rows of one bucket, as every rank holds them.
+
+They live in an FBGEMM table of their own, with the optimizer of the bucket's table.  So an update
+is FBGEMM's own arithmetic, and a row trained here is bit for bit the row trained at home.
+"""
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
+
+__all__ = ["STATES", "Replica", "tensors_of"]
+
+# Optimizers whose update of a row depends on nothing but the row, its state and its gradient, and
+# what FBGEMM calls their states.
+STATES: dict[EmbOptimType, tuple[str, ...]] = {
+    EmbOptimType.EXACT_SGD: (),
+    EmbOptimType.EXACT_ADAGRAD: ("momentum1",),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
+}
+
+
+def tensors_of(table: BucketTable) -> list[torch.Tensor]:
+    """Weights and optimizer state of all rows, [rows, columns] each; views that share memory."""
+    rows = max(sum(spec[0] for spec in table.embedding_specs), 1)
+    tensors = []
+    for name in ("weights", *STATES[table.optimizer]):
+        places = [getattr(table, f"{name}_{place}") for place in ("dev", "host", "uvm")]
+        (used,) = [flat for flat in places if flat.numel() >= rows]
+        tensors.append(used.detach().view(rows, -1))
+    return tensors
+
+
+class Replica:
+    """A bucket's hot rows on this rank.
+
+    Args:
+        kernel: the bucket.
+        capacity: number of slots.
+
+    Attributes:
+        spare: a row behind the slots that nobody looks at; padding is sent there.
+        tensors: weights and optimizer state, [slots + 1, columns] each.
+    """
+
+    def __init__(self, kernel: BucketKernel, capacity: int) -> None:
+        self.capacity = self.spare = capacity
+        self.kernel = kernel
+        self._table = kernel.sibling(capacity + 1)
+        self.tensors = tensors_of(self._table)
+        self.dim = self.tensors[0].size(1)
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def look_up(self, slots: torch.Tensor, out: torch.Tensor) -> None:
+        """Rows of the slots into a matrix."""
+        weights = self.tensors[0]
+        if weights.dtype == out.dtype:
+            torch.index_select(weights, 0, slots, out=out)
+        else:
+            out.copy_(weights.index_select(0, slots))
+
+    def settings(self) -> tuple[torch.Tensor, object]:
+        """The optimizer's settings as they are now at the bucket's table."""
+        return self.kernel.table.learning_rate_tensor.clone(), self.kernel.table.optimizer_args
+
+    def update(
+        self, slots: torch.Tensor, gradients: torch.Tensor, settings: tuple[torch.Tensor, object]
+    ) -> None:
+        """One step of the optimizer; gradients of a slot that comes more than once are summed."""
+        learning_rate, self._table.optimizer_args = settings
+        self._table.learning_rate_tensor.copy_(learning_rate)
+        with torch.enable_grad():
+            rows = self._table(indices=slots, offsets=self.kernel.one_id_per_bag(slots.numel()))
+        rows.backward(gradients)

@@ -1,0 +1,191 @@
+"""The hot rows of a module's fused tables: lookup, update, checkpoints, another hot set."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.lookup import BucketKernel
+from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.hot.batch import HotBatch
+from fusedrec_torchrec.hot.home import Home
+from fusedrec_torchrec.hot.index import EMPTY, HotIndex
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.hot.replica import Replica
+from fusedrec_torchrec.hot.share import share
+from fusedrec_torchrec.hot.sync import GradientSync
+
+__all__ = ["HotRows"]
+
+
+class HotRows:
+    """Hot rows on this rank.
+
+    Neither a module nor a parameter, so that nobody else synchronises or saves the replicas.
+
+    Args:
+        pg: the process group.
+        layout: with room for the hot rows.
+        kernels: the buckets' tables on this rank.
+        index: which rows are hot to begin with.
+        options: the user's settings.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        layout: ExchangeLayout,
+        kernels: Sequence[BucketKernel],
+        index: HotIndex,
+        options: HotOptions,
+    ) -> None:
+        assert layout.hot_capacity is not None
+        self._pg = pg
+        self._layout = layout
+        self._kernels = kernels
+        self.options = options
+        self.index = index
+        """That the next batch is routed by."""
+        self._replicas = [
+            Replica(kernel, capacity)
+            for kernel, capacity in zip(kernels, layout.hot_capacity, strict=True)
+        ]
+        self._sync = GradientSync(pg, self._replicas, options.sync_every)
+        self._current = index
+        self._coming: deque[HotIndex] = deque()
+        self._homes = self._homes_of(index)
+        for kernel in kernels:
+            kernel.optimizer.before_state = self.flush
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the replicas on this rank."""
+        return sum(t.nbytes for replica in self._replicas for t in replica.tensors)
+
+    # ------------------------------------------------------------ a batch
+
+    def enter(self, batch: HotBatch) -> None:
+        """Makes replicas and homes those that the batch was routed by.
+
+        Collective where there is something to do, which all ranks know.
+        """
+        while self._current.version < batch.version:
+            self._swap(self._coming.popleft())
+        if batch.stale:
+            self._reload()
+        assert self._current.version == batch.version, "batches are looked up in order"
+
+    def look_up(self, batch: HotBatch, out: torch.Tensor) -> None:
+        with stage("hot_rows"):
+            self._sync.finish()
+            sizes = [
+                slots.numel() * replica.dim
+                for slots, replica in zip(batch.slots, self._replicas, strict=True)
+            ]
+            for replica, slots, rows in zip(
+                self._replicas, batch.slots, out.split(sizes), strict=True
+            ):
+                replica.look_up(slots, rows.view(-1, replica.dim))
+
+    def send_gradients(self, batch: HotBatch, flat: torch.Tensor) -> None:
+        if batch.version != self._current.version:
+            raise RuntimeError(
+                "the hot set changed between a batch's forward and its backward: with "
+                "hot.adapt, a batch's backward must come before the next batch's forward"
+            )
+        with stage("hot_gradients"):
+            sizes = [
+                slots.numel() * replica.dim
+                for slots, replica in zip(batch.slots, self._replicas, strict=True)
+            ]
+            gradients = [
+                rows.view(-1, replica.dim)
+                for rows, replica in zip(flat.split(sizes), self._replicas, strict=True)
+            ]
+            self._sync.start(batch.slots, gradients, batch.most)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def is_stale(self) -> bool:
+        """Whether this rank's homes know better than the replicas."""
+        return any([home.any_foreign() for home in self._homes])
+
+    def flush(self) -> None:
+        """Brings the tables up to date; on this rank alone, without a word to the others."""
+        self._sync.finish()
+        self._write_homes()
+        for home in self._homes:
+            home.look_again()
+
+    def purge(self) -> None:
+        """The tables are about to be overwritten, and the replicas with them."""
+        self._sync.finish()
+        for home in self._homes:
+            home.all_foreign()
+
+    def reconcile(self) -> None:
+        """Syncs what ``sync_every`` has put off; all ranks must come here together."""
+        self._sync.reconcile()
+        self._sync.finish()
+
+    def _reload(self) -> None:
+        """Replicas from their homes, where these know better."""
+        self._sync.finish()
+        self._write_homes()
+        everything = [
+            torch.arange(replica.capacity, device=self._layout.device)
+            for replica in self._replicas
+        ]
+        share(self._pg, self._homes, self._replicas, everything)
+        self._sync.reset()
+        for home in self._homes:
+            home.none_foreign()
+
+    def _write_homes(self) -> None:
+        for k, home in enumerate(self._homes):
+            home.write(self._sync.reconciled(k))
+
+    # ------------------------------------------------------------ another hot set
+
+    def announce(self, index: HotIndex) -> None:
+        """The hot set from the next batch on; replicas and homes follow with its lookup."""
+        assert index.version == self.index.version + 1
+        self.index = index
+        self._coming.append(index)
+
+    def _swap(self, index: HotIndex) -> None:
+        """Rows that are no longer hot go home, rows that are from here on leave it."""
+        self.reconcile()
+        self._write_homes()
+        foreign = [
+            torch.zeros(replica.capacity, dtype=torch.bool, device=self._layout.device)
+            for replica in self._replicas
+        ]
+        for home, of_slot in zip(self._homes, foreign, strict=True):
+            of_slot[home.slots] = home.foreign
+        new = [
+            (before != after).nonzero().flatten().to(self._layout.device)
+            for before, after in zip(self._current.home_keys, index.home_keys, strict=True)
+        ]
+        self._current, self._homes = index, self._homes_of(index)
+        share(self._pg, self._homes, self._replicas, new)
+        self._sync.reset()
+        for home, of_slot, slots in zip(self._homes, foreign, new, strict=True):
+            of_slot[slots] = False
+            home.none_foreign()
+            home.set_foreign(of_slot[home.slots])
+
+    # ------------------------------------------------------------ homes
+
+    def _homes_of(self, index: HotIndex) -> list[Home]:
+        layout, rank = self._layout, self._pg.rank()
+        starts_P1 = layout.part_starts_P1.cpu().long()
+        homes = []
+        for k, (keys_H, kernel) in enumerate(zip(index.home_keys, self._kernels, strict=True)):
+            begin, end = starts_P1[k * layout.owners + rank : k * layout.owners + rank + 2]
+            slots = ((keys_H >= begin) & (keys_H < end) & (keys_H != EMPTY)).nonzero().flatten()
+            rows = keys_H[slots] - begin
+            homes.append(Home(kernel, slots.to(layout.device), rows.to(layout.device)))
+        return homes
