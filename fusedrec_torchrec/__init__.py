@@ -3,6 +3,7 @@
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
+from fusedrec_torchrec.hot.rows import reconcile
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
@@ -26,4 +27,5 @@ __all__ = [
     "HotRule",
     "fused_row_wise",
     "fused_sharders",
+    "reconcile",
 ]

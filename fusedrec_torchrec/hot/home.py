@@ -3,8 +3,8 @@
 While a row is hot its home is out of date; ``write`` brings it up to date, before anybody looks at
 the table.  But everybody may write into the table, too, and for as long as they like: who keeps a
 state dict keeps the table's memory.  So a home remembers what ``write`` wrote.  Where it holds
-something else, somebody else wrote after that; such a row is *foreign*, and its home counts, not
-its replica, until the replicas have been loaded from the homes.
+something else, somebody else wrote after that; such a number is *foreign*, and the home counts,
+not the replica, until the replicas have been loaded from the homes.
 """
 
 import torch
@@ -16,20 +16,22 @@ __all__ = ["Home"]
 
 
 class Home:
-    """The homes on this rank of one bucket's hot rows; in the beginning all are foreign.
+    """The homes on this rank of one bucket's hot rows; in the beginning all numbers are foreign.
 
     Args:
         kernel: the bucket.
         slots: slots of the replica whose home is here.
         rows: the home of each of these slots, a row of the bucket's table.
+
+    Attributes:
+        foreign: of each tensor, weights and optimizer state, which of its numbers are.
     """
 
     def __init__(self, kernel: BucketKernel, slots: torch.Tensor, rows: torch.Tensor) -> None:
         self._table = kernel.table
         self._tensors = tensors_of(kernel.table)
         self.slots, self.rows = slots, rows
-        self.foreign = torch.ones_like(slots, dtype=torch.bool)
-        self._any_foreign = slots.numel() > 0
+        self.all_foreign()
         self._written: list[torch.Tensor] | None = None
         self._seen = -1  # sum of the tensors' versions: grows when somebody writes
 
@@ -39,15 +41,15 @@ class Home:
         return [tensor.index_select(0, self.rows) for tensor in self._tensors]
 
     def write(self, replica: list[torch.Tensor]) -> None:
-        """Brings all homes up to date but the foreign ones.
+        """Brings the homes up to date, all but what is foreign.
 
         Args:
             replica: the replica's tensors.
         """
         if self.any_foreign():
             values = [
-                torch.where(self.foreign[:, None], there, tensor.index_select(0, self.slots))
-                for there, tensor in zip(self.read(), replica, strict=True)
+                torch.where(foreign, there, tensor.index_select(0, self.slots))
+                for foreign, there, tensor in zip(self.foreign, self.read(), replica, strict=True)
             ]
         else:
             values = [tensor.index_select(0, self.slots) for tensor in replica]
@@ -65,29 +67,33 @@ class Home:
         Without a look at the rows unless somebody has had access to them.
         """
         if self._written is not None and self._seen != self._versions():
-            for there, ours in zip(self.read(), self._written, strict=True):
-                self.foreign |= (_bits(there) != _bits(ours)).any(1)
-            self._any_foreign = bool(self.foreign.any())
+            for foreign, there, ours in zip(self.foreign, self.read(), self._written, strict=True):
+                foreign |= _bits(there) != _bits(ours)
+            self.set_foreign(self.foreign)
             self._seen = self._versions()
         return self._any_foreign
 
     def all_foreign(self) -> None:
         """The homes are about to be overwritten."""
-        self.set_foreign(torch.ones_like(self.foreign))
+        self.set_foreign(self._everywhere(True))
 
-    def set_foreign(self, foreign: torch.Tensor) -> None:
+    def set_foreign(self, foreign: list[torch.Tensor]) -> None:
         self.foreign = foreign
-        self._any_foreign = bool(foreign.any())
+        self._any_foreign = any([bool(each.any()) for each in foreign])
 
     def none_foreign(self) -> None:
         """The replicas have been loaded from the homes."""
-        self.set_foreign(torch.zeros_like(self.foreign))
+        self.set_foreign(self._everywhere(False))
         self._written = self.read()
         self._seen = self._versions()
 
     def look_again(self) -> None:
         """Somebody got access, and may write in ways that torch does not count."""
         self._seen = -1
+
+    def _everywhere(self, value: bool) -> list[torch.Tensor]:
+        shapes = [(self.slots.numel(), tensor.size(1)) for tensor in self._tensors]
+        return [torch.full(shape, value, device=self.slots.device) for shape in shapes]
 
     def _versions(self) -> int:
         return sum(tensor._version for tensor in self._tensors)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import BucketKernel
@@ -17,7 +18,7 @@ from fusedrec_torchrec.hot.replica import Replica
 from fusedrec_torchrec.hot.share import share
 from fusedrec_torchrec.hot.sync import GradientSync
 
-__all__ = ["HotRows"]
+__all__ = ["HotRows", "reconcile"]
 
 
 class HotRows:
@@ -160,11 +161,12 @@ class HotRows:
         self.reconcile()
         self._write_homes()
         foreign = [
-            torch.zeros(replica.capacity, dtype=torch.bool, device=self._layout.device)
+            [torch.zeros_like(tensor, dtype=torch.bool) for tensor in replica.tensors]
             for replica in self._replicas
         ]
-        for home, of_slot in zip(self._homes, foreign, strict=True):
-            of_slot[home.slots] = home.foreign
+        for home, of_slots in zip(self._homes, foreign, strict=True):
+            for here, of_slot in zip(home.foreign, of_slots, strict=True):
+                of_slot[home.slots] = here
         new = [
             (before != after).nonzero().flatten().to(self._layout.device)
             for before, after in zip(self._current.home_keys, index.home_keys, strict=True)
@@ -172,10 +174,11 @@ class HotRows:
         self._current, self._homes = index, self._homes_of(index)
         share(self._pg, self._homes, self._replicas, new)
         self._sync.reset()
-        for home, of_slot, slots in zip(self._homes, foreign, new, strict=True):
-            of_slot[slots] = False
+        for home, of_slots, slots in zip(self._homes, foreign, new, strict=True):
             home.none_foreign()
-            home.set_foreign(of_slot[home.slots])
+            home.set_foreign(
+                [of_slot.index_fill_(0, slots, False)[home.slots] for of_slot in of_slots]
+            )
 
     # ------------------------------------------------------------ homes
 
@@ -189,3 +192,16 @@ class HotRows:
             rows = keys_H[slots] - begin
             homes.append(Home(kernel, slots.to(layout.device), rows.to(layout.device)))
         return homes
+
+
+def reconcile(model: nn.Module) -> None:
+    """Syncs the replicas of all hot rows of a model, where ``sync_every`` has put it off.
+
+    Must be called on all ranks, after a backward pass.  A state dict shows the rows as they were
+    after the last sync: call this first where nothing of the steps since then may be missing.
+    """
+    for module in model.modules():
+        fused = getattr(module, "fused", None)
+        hot = getattr(fused, "hot", None)
+        if isinstance(hot, HotRows):
+            hot.reconcile()
