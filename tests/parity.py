@@ -165,6 +165,10 @@ def check_state(case: Case, t: Table, run: Run, value: Any, whole: torch.Tensor)
             bound = 2.0**-8 * want.abs()
         elif not case.integers:
             bound = 3 * bound_of_sum(run.terms[t.name] + t.dim, 1.0) * want.abs()
+        else:
+            # Squares of whole numbers of 1/32 are exact up to here.
+            roundings = bound_of_sum(case.steps + t.dim, 1.0) * want.abs()
+            bound = torch.where(want < 2.0**10, 0.0, roundings)
         close(part.view_as(want), want, bound, f"optimizer state of {t.name}")
 
 

@@ -122,6 +122,8 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             for b in layout.buckets
         ]
         self._reports: list[Report] = []
+        self.counts = False
+        """Whether the next batch is one of training, whose rows count for the hot set."""
 
     def report(self, bad: torch.Tensor, describe: Callable[[], str]) -> None:
         """Makes the next batch an error on all ranks if it is bad on this one.
@@ -169,6 +171,8 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                     if self._pooled
                     else sequence_bags(row_N, grouping)
                 )
+        if self.hot is not None and self.counts:
+            self.hot.count(unique.keys_U)
         return awaitable
 
 
@@ -233,6 +237,8 @@ class _Batch:
         hot = self.context.hot
         if hot is not None:
             hot.most, hot.stale = most, stale
+            hot.rows.used.rows += sum(map(sum, counts_out))
+            hot.rows.used.hot += sum(counts_out[-1])
             sizes = [row[k] for k in range(len(most)) for row in counts_out]
             rows_U = self.routed.local_rows_U[: sum(sizes)]
             hot.slots = list(rows_U.split(sizes)[len(counts_out) - 1 :: len(counts_out)])

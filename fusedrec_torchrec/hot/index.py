@@ -46,10 +46,19 @@ class HotIndex:
         self._replicas = torch.cat([torch.cat(replicas)[order], nobody]).to(
             layout.device, layout.key_dtype
         )
+        # The same pairs the other way round; replicas come in the order of buckets and slots.
+        self._replicas_up = torch.cat([torch.cat(replicas), nobody]).to(self._keys)
+        self._homes = torch.cat([torch.cat(keys), nobody]).to(self._keys)
         self.table: torch.Tensor | None = None
         """For ``native``'s dedup."""
         if native.available_on(layout.device):
             self.table = torch.ops.fusedrec.hot_table(self._keys[:-1], self._replicas[:-1])
+
+    def homes_of(self, keys_N: torch.Tensor) -> torch.Tensor:
+        """The keys; those of replicas replaced by the keys of their rows."""
+        at_N = torch.searchsorted(self._replicas_up, keys_N)
+        is_replica_N = self._replicas_up.index_select(0, at_N) == keys_N
+        return torch.where(is_replica_N, self._homes.index_select(0, at_N), keys_N)
 
     def replace(self, keys_N: torch.Tensor) -> torch.Tensor:
         """The keys; those of hot rows replaced by the keys of their replicas."""

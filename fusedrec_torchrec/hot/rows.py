@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import nn
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.hot.adapt import Adaptation
 from fusedrec_torchrec.hot.batch import HotBatch
 from fusedrec_torchrec.hot.home import Home
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
@@ -18,7 +20,20 @@ from fusedrec_torchrec.hot.replica import Replica
 from fusedrec_torchrec.hot.share import share
 from fusedrec_torchrec.hot.sync import GradientSync
 
-__all__ = ["HotRows", "reconcile"]
+__all__ = ["HotRows", "Used", "reconcile"]
+
+
+@dataclass
+class Used:
+    """What batches have used so far, on this rank.
+
+    Attributes:
+        rows: rows, each once in a batch.
+        hot: those of them that were hot.
+    """
+
+    rows: int = 0
+    hot: int = 0
 
 
 class HotRows:
@@ -53,6 +68,10 @@ class HotRows:
             Replica(kernel, capacity)
             for kernel, capacity in zip(kernels, layout.hot_capacity, strict=True)
         ]
+        self._adaptation = (
+            None if options.adapt is None else Adaptation(pg, layout, options.adapt)
+        )
+        self.used = Used()
         self._sync = GradientSync(pg, self._replicas, options.sync_every)
         self._current = index
         self._coming: deque[HotIndex] = deque()
@@ -150,11 +169,18 @@ class HotRows:
 
     # ------------------------------------------------------------ another hot set
 
-    def announce(self, index: HotIndex) -> None:
-        """The hot set from the next batch on; replicas and homes follow with its lookup."""
-        assert index.version == self.index.version + 1
-        self.index = index
-        self._coming.append(index)
+    def count(self, keys_U: torch.Tensor) -> None:
+        """Takes a training batch's unique keys.
+
+        If the hot set changes, batches are routed by the new one from the next batch on, and
+        replicas and homes follow with that batch's lookup.
+        """
+        if self._adaptation is None:
+            return
+        index = self._adaptation.see(keys_U, self.index)
+        if index is not None:
+            self.index = index
+            self._coming.append(index)
 
     def _swap(self, index: HotIndex) -> None:
         """Rows that are no longer hot go home, rows that are from here on leave it."""

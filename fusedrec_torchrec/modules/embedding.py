@@ -98,7 +98,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is None:
             return super().input_dist(ctx, features)
-        batch = self.fused.canonical(features, self._input_dists)
+        batch = self.fused.canonical(features, self._input_dists, self.training)
         awaitable = super().input_dist(ctx, batch)
         context = self.fused.context_of(awaitable)
         ctx.sharding_contexts[self.fused.index] = context

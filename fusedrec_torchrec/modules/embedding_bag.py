@@ -96,7 +96,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is None:
             return super().input_dist(ctx, features)
-        batch = self.fused.canonical(features, self._input_dists)
+        batch = self.fused.canonical(features, self._input_dists, self.training)
         inverse_indices = batch.inverse_indices_or_none()
         if inverse_indices is not None and self._inverse_indices_permute_indices is None:
             self._create_inverse_indices_permute_indices(inverse_indices)

@@ -108,8 +108,13 @@ class FusedPart:
         limits = [self._max_lengths.get(feature, no_limit) for feature in self.features.names]
         self._max_lengths_S = to_device(limits, self.layout.device)
 
-    def canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
+    def canonical(
+        self, features: object, input_dists: Sequence[nn.Module], training: bool
+    ) -> KeyedJaggedTensor:
         """The batch in canonical order; a bad one is replaced, and reported to all ranks."""
+        input_dist = input_dists[self.index]
+        assert isinstance(input_dist, FusedInputDist)
+        input_dist.counts = training
         with stage("check"):
             return self._canonical(features, input_dists)
 

@@ -1,0 +1,115 @@
+"""Another hot set while training goes on, the same on all ranks at the same batch.
+
+Each rank counts in how many of its batches a row is, since that is what the row costs on the wire.
+Every so many batches the ranks put their counts together, and all come to the same new hot set.
+"""
+
+import torch
+import torch.distributed as dist
+
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.hot.counter import HeavyHitters
+from fusedrec_torchrec.hot.index import EMPTY, HotIndex
+from fusedrec_torchrec.hot.options import AdaptOptions
+
+__all__ = ["Adaptation", "next_home_keys"]
+
+
+class Adaptation:
+    """Follows the data.
+
+    Args:
+        pg: the process group.
+        layout: with room for the hot rows.
+        options: the user's settings.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup, layout: ExchangeLayout, options: AdaptOptions
+    ) -> None:
+        self._pg = pg
+        self._layout = layout
+        self._options = options
+        self._hitters = HeavyHitters(options.counters, layout.device)
+        self._batches = 0
+
+    def see(self, keys_U: torch.Tensor, index: HotIndex) -> HotIndex | None:
+        """Takes a batch's unique keys; gives the hot set from this batch's successor on.
+
+        Collective in every so many calls.
+
+        Args:
+            keys_U: as dedup gives them.
+            index: that they were routed by.
+
+        Returns:
+            None if the hot set stays.
+        """
+        self._batches += 1
+        if self._batches % self._options.sample == 0:
+            self._hitters.add(index.homes_of(keys_U))
+        if self._batches % self._options.every:
+            return None
+        keys, counts = self._of_all_ranks()
+        self._hitters.fade(self._options.decay)
+        layout = self._layout
+        starts_P1 = layout.part_starts_P1.tolist()
+        parts = [k * layout.owners for k in range(len(layout.buckets))]
+        home_keys = []
+        for k, before in enumerate(index.home_keys):
+            begin, end = starts_P1[parts[k]], starts_P1[parts[k] + layout.world_size]
+            inside = (keys >= begin) & (keys < end)
+            home_keys.append(
+                next_home_keys(before, keys[inside], counts[inside], self._options.margin)
+            )
+        if all(
+            torch.equal(before, after)
+            for before, after in zip(index.home_keys, home_keys, strict=True)
+        ):
+            return None
+        return HotIndex(layout, home_keys, index.version + 1)
+
+    def _of_all_ranks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and their counts on all ranks together, on the host."""
+        own = torch.full(
+            (2, self._options.counters), EMPTY, dtype=torch.int64, device=self._layout.device
+        )
+        keys, counts = self._hitters.content()
+        own[0, : keys.numel()] = keys
+        own[1, : keys.numel()] = counts
+        everywhere = own.new_empty(self._pg.size() * own.numel())
+        dist.all_gather_single(everywhere, own.view(-1), group=self._pg)
+        keys, counts = everywhere.view(-1, 2, own.size(1)).transpose(0, 1).reshape(2, -1).cpu()
+        used = keys != EMPTY
+        keys, inverse = torch.unique(keys[used], return_inverse=True)
+        return keys, torch.zeros_like(keys).scatter_add_(0, inverse, counts[used])
+
+
+def next_home_keys(
+    before_H: torch.Tensor, keys_C: torch.Tensor, counts_C: torch.Tensor, margin: float
+) -> torch.Tensor:
+    """Who lives in which slot next: the most used rows; who stays keeps its slot.
+
+    Args:
+        before_H: the key in each slot, or ``EMPTY``.
+        keys_C: keys that were counted, ascending.
+        counts_C: their counts.
+        margin: a row must be counted this many times as often as the row it replaces.
+    """
+    slots = before_H.numel()
+    lived = before_H[before_H != EMPTY]
+    candidates = torch.unique(torch.cat([keys_C, lived]))
+    scores = torch.zeros(candidates.numel(), dtype=torch.float64)
+    scores[torch.searchsorted(candidates, keys_C)] = counts_C.double()
+    is_in = torch.isin(candidates, lived)
+    # A row that was not counted stays for want of a better one, and nobody comes in uncounted.
+    scores = torch.where(is_in, scores * margin + 1e-9, scores)
+    order = torch.argsort(scores, descending=True, stable=True)
+    order = order[scores[order] > 0][:slots]
+    chosen = candidates[order]
+    after_H = torch.where(torch.isin(before_H, chosen), before_H, EMPTY)
+    coming = chosen[~torch.isin(chosen, before_H)].sort().values
+    free = (after_H == EMPTY).nonzero().flatten()[: coming.numel()]
+    after_H[free] = coming
+    # A free slot that nobody wants goes on with who was there.
+    return torch.where((after_H == EMPTY) & ~torch.isin(before_H, after_H), before_H, after_H)
