@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.bench.suite import SYSTEMS
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["draw"]
 
 COLORS: dict[str, str] = {
-    name: "tab:green" if name == FUSED else color
-    for name, color in zip(
-        SYSTEMS,
-        ("tab:blue", "tab:orange", "tab:purple", "tab:brown", "tab:gray", "tab:olive", ""),
-        strict=True,
-    )
+    "table_wise": "tab:blue",
+    "row_wise": "tab:orange",
+    "column_wise": "tab:purple",
+    "table_row_wise": "tab:brown",
+    "planner": "tab:gray",
+    "data_parallel": "tab:olive",
+    "fused_row_wise": "tab:green",
+    "fused_hot": "tab:red",
+    "fused_hot_every_8": "lightcoral",
+    "fused_hot_batches": "darkred",
 }
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.bench.bounds import Bounds
 from fusedrec_torchrec.bench.phases import phases_of
-from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
 from fusedrec_torchrec.collectives import CollectiveCounter
@@ -45,7 +45,9 @@ class Rank:
             timeout=timedelta(minutes=10),
         )
         source = open_source(config, job["prepared"])
-        self._workload = Workload.make(config, source, dist.get_rank())
+        self._workload = Workload.make(
+            config, source, dist.get_rank(), hot_rows=job["system"] in HOT_SYSTEMS
+        )
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         self._memory_before = _memory("VmRSS")
         self._system = build(job["system"], self._workload)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fusedrec_torchrec.config import from_mapping, section, to_mapping
 
-__all__ = ["SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig"]
+__all__ = ["HOT_SYSTEMS", "SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig"]
 
 SystemName = Literal[
     "table_wise",
@@ -18,8 +18,12 @@ SystemName = Literal[
     "planner",
     "data_parallel",
     "fused_row_wise",
+    "fused_hot",
+    "fused_hot_every_8",
+    "fused_hot_batches",
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
+HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
 
 
 @section
@@ -44,6 +48,10 @@ class WorkloadConfig:
     """zipf: exponent of the law of popularity, 0 is uniform."""
     pooling: float = Field(default=1.0, gt=0, le=1000)
     """zipf: average number of ids of a sample and feature; 1 is exactly one."""
+    hot_rows: int = Field(default=20000, ge=1)
+    """How many of the most used rows are hot, in systems that have hot rows."""
+    batches: Literal["all", "hot"] = "all"
+    """Samples as they come, or those only that need nothing but hot rows."""
     systems: list[SystemName] = Field(default=[])
     """Systems to run on this workload; those of the suite if empty."""
     link: str = ""
@@ -78,8 +86,11 @@ class WorkloadConfig:
 
 @section
 class SuiteConfig:
-    systems: list[SystemName] = Field(default=[*SYSTEMS], min_length=1)
-    """What is compared."""
+    systems: list[SystemName] = Field(
+        default=[name for name in SYSTEMS if name not in HOT_SYSTEMS], min_length=1
+    )
+    """What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8 steps, and
+    fused_hot_batches agrees before each exchange whether it is needed."""
     pairs: int = Field(default=7, ge=5)
     """Rounds; in each, every system runs once, so that ratios are of neighbours in time."""
     steps: int = Field(default=4, ge=1)

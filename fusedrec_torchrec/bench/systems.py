@@ -31,6 +31,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
@@ -100,9 +101,13 @@ def build(name: str, workload: Workload) -> System:
 
 def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
     is_ec = workload.config.module == "ec"
-    if name == FUSED:
+    if name == FUSED or name in HOT_SYSTEMS:
         fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
-        return fused(fused_params=dict(OPTIMIZER))
+        hot = None
+        if name in HOT_SYSTEMS:
+            assert workload.hot is not None
+            hot = workload.hot.options(name)
+        return fused(fused_params=dict(OPTIMIZER), hot=hot)
     stock = EmbeddingCollectionSharder if is_ec else EmbeddingBagCollectionSharder
     return stock(fused_params=dict(OPTIMIZER))
 

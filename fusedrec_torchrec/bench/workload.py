@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from fusedrec_torchrec.bench.hot import HotWorkload
 from fusedrec_torchrec.bench.suite import WorkloadConfig
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Samples, Source
@@ -16,6 +18,7 @@ from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 __all__ = ["Model", "Workload", "open_source", "outputs_of", "table_bytes"]
 
 BATCHES = 8
+HOT_BATCHES = 4  # that are hot; there are fewer of these
 CPU = torch.device("cpu")
 
 
@@ -38,21 +41,39 @@ class Workload:
         table_rows: rows by table.
         dims: columns of each table.
         batches: this rank's batches, used in turn.
+        hot: the data's hot rows; None if no system or batch is about them.
     """
 
     config: WorkloadConfig
     table_rows: dict[str, int]
     dims: list[int]
     batches: list[KeyedJaggedTensor]
+    hot: HotWorkload | None = None
 
     @classmethod
-    def make(cls, config: WorkloadConfig, source: Source, rank: int) -> "Workload":
+    def make(
+        cls, config: WorkloadConfig, source: Source, rank: int, hot_rows: bool = False
+    ) -> "Workload":
         """Rank's share of the data: batches of all ranks alternate.
+
+        Args:
+            config: the workload.
+            source: its data.
+            rank: whose share.
+            hot_rows: whether a system needs to know the hot rows.
 
         Raises:
             ValueError: the data is too small for one batch of every rank.
         """
         size, ranks = config.batch_size, config.ranks
+        hot = HotWorkload(config, source) if hot_rows or config.batches == "hot" else None
+        if config.batches == "hot":
+            assert hot is not None
+            samples = hot.hot_samples(HOT_BATCHES * ranks * size)
+            places = np.arange(len(samples)).reshape(HOT_BATCHES, ranks, size)[:, rank]
+            names = list(source.table_rows)
+            batches = [_batch(samples.take(place), names) for place in places]
+            return cls(config, source.table_rows, _dims(config, len(names)), batches, hot)
         steps = min(BATCHES, source.samples // (size * ranks))
         if not steps:
             raise ValueError(
@@ -64,7 +85,7 @@ class Workload:
         starts = [(step * ranks + rank) * size for step in range(steps)]
         names = list(rows)
         batches = [_batch(source.read(start, start + size), names) for start in starts]
-        return cls(config, rows, dims, batches)
+        return cls(config, rows, dims, batches, hot)
 
     def model(self) -> Model:
         """The unsharded model, without memory for its tables."""
@@ -107,7 +128,7 @@ def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
             for i in range(config.tables)
         ],
         dense_features=1,
-        samples=BATCHES * config.ranks * config.batch_size,
+        samples=BATCHES * config.ranks * config.batch_size * (8 if config.batches == "hot" else 1),
     )
 
 

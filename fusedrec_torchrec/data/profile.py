@@ -3,7 +3,6 @@
 P2RES (PPoPP 2024) and FAE (VLDB 2022) both start from this picture: a few rows take most accesses.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fusedrec_torchrec.data.samples import Samples, Source
+from fusedrec_torchrec.data.hot_set import ids_by_feature
+from fusedrec_torchrec.data.samples import Source
 
 __all__ = ["AccessProfile", "TableAccess", "draw_coverage", "profile"]
 
@@ -114,7 +114,7 @@ def profile(
         for start in range(0, total, batch_size):
             batch = source.read(start, min(start + batch_size, total))
             whole = len(batch) == batch_size
-            for table, ids in zip(tables, _by_feature(batch, len(tables)), strict=True):
+            for table, ids in zip(tables, ids_by_feature(batch, len(tables)), strict=True):
                 rows, counts = np.unique(ids, return_counts=True)
                 table.counts[rows] += counts
                 table.distinct_in_batches += len(rows) if whole else 0
@@ -122,14 +122,6 @@ def profile(
             result.samples += len(batch)
             bar.update(len(batch))
     return result
-
-
-def _by_feature(batch: Samples, features: int) -> Iterator[NDArray[np.int64]]:
-    if batch.lengths is None:
-        yield from batch.ids.reshape(features, -1)
-        return
-    ends = np.cumsum(batch.lengths.sum(axis=1))
-    yield from np.split(batch.ids, ends[:-1])
 
 
 def draw_coverage(result: AccessProfile, path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Hot rows of a workload: its most used rows, and the samples that need no others."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from fusedrec_torchrec.bench.suite import WorkloadConfig
+from fusedrec_torchrec.data.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.data.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.data.samples import Samples, Source
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
+
+__all__ = ["HotWorkload"]
+
+COUNTERS = 1 << 21
+READ = 1 << 14
+SYNC_EVERY = {"fused_hot": 1, "fused_hot_every_8": 8, "fused_hot_batches": 1}
+
+
+class HotWorkload:
+    """The access profile of a workload's data, and what follows from it."""
+
+    def __init__(self, config: WorkloadConfig, source: Source) -> None:
+        self._config = config
+        self._source = source
+        recorder = Recorder(source.table_rows, COUNTERS)
+        for samples in self._blocks():
+            recorder.add(list(ids_by_feature(samples, len(source.table_rows))), len(samples))
+        self.profile: AccessProfile = recorder.profile()
+
+    def _blocks(self) -> list[Samples]:
+        ends = range(READ, self._source.samples + READ, READ)
+        return [self._source.read(end - READ, min(end, self._source.samples)) for end in ends]
+
+    def hot_set(self) -> HotSet:
+        """The most used rows."""
+        profile, names = self.profile, list(self.profile.table_rows)
+        counts = np.concatenate([profile.counts[name] for name in names])
+        tables = np.concatenate(
+            [np.full(len(profile.ids[name]), t) for t, name in enumerate(names)]
+        )
+        ids = np.concatenate([profile.ids[name] for name in names])
+        best = np.lexsort((ids, tables, -counts))[: self._config.hot_rows]
+        chosen = {name: ids[best][tables[best] == t] for t, name in enumerate(names)}
+        return HotSet(profile.table_rows, chosen)
+
+    def hot_samples(self, count: int) -> Samples:
+        """The first samples that need hot rows only.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        hot_set, found, taken = self.hot_set(), [], 0
+        for samples in self._blocks():
+            which = np.flatnonzero(hot_set.hot_samples(samples))[: count - taken]
+            taken += len(which)
+            if len(which):
+                found.append(samples.take(which))
+        if taken < count:
+            raise ValueError(
+                f"workload {self._config.name!r}: {taken} of {self._source.samples} samples need "
+                f"the {self._config.hot_rows} most used rows only, {count} are wanted: raise "
+                "hot_rows or lower batch_size"
+            )
+        return Samples.concatenate(found)
+
+    def options(self, system: str) -> HotOptions:
+        """Settings of a system with hot rows."""
+        with tempfile.NamedTemporaryFile(suffix=".npz", delete=False) as file:
+            path = Path(file.name)
+        self.profile.save(path)
+        return HotOptions(
+            rule=HotRule(top_k=self._config.hot_rows),
+            profile=path,
+            sync_every=SYNC_EVERY[system],
+            hot_batches=system == "fused_hot_batches",
+        )
