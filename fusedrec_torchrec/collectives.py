@@ -1,7 +1,8 @@
 """Counts collectives and the bytes they put on the wire, as they happen.
 
 Bytes on the wire are what a rank sends to *other* ranks.  For an all-to-all that is exact, from
-its split sizes.  For the others it is what the usual ring algorithm sends, per rank.
+its split sizes, and for messages from one rank to another.  For the others it is what the usual
+ring algorithm sends, per rank.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ NAMES = {
     "reduce_scatter_": "reduce_scatter",
     "broadcast_": "broadcast",
     "barrier": "barrier",
+    "send": "send",
 }
+RECEIVE = "recv_"  # the other half of a send
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class CollectiveCounter(TorchDispatchMode):
     ) -> Any:
         if func.namespace == "c10d":
             name = func._schema.name.partition("::")[2]
-            self.collectives.append(_record(name, args))
+            if name != RECEIVE:
+                self.collectives.append(_record(name, args))
         return func(*args, **(kwargs or {}))
 
 
@@ -85,6 +89,8 @@ def _record(op: str, args: tuple[Any, ...]) -> Collective:
     total = sum(t.numel() * t.element_size() for t in _tensors(whole))
     share = {"all_reduce": 2.0, "broadcast": 1.0, "all_gather": 1.0, "reduce_scatter": 1.0}
     name = NAMES.get(op, op)
+    if name == "send":
+        return Collective(name, dtype, total)
     ring = share.get(name, 1.0) * (world_size - 1) / world_size
     return Collective(name, dtype, round(total * ring))
 

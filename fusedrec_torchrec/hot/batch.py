@@ -20,7 +20,7 @@ class HotBatch(Multistreamable):
         rows: the hot rows of the module.
         version: the hot set that the batch was routed by.
         slots: of each bucket, the slots of the replica that the batch uses, each once.
-        most: of each bucket, how many slots the rank with most of them uses; all ranks know it.
+        counts: [rank][bucket] how many slots each rank uses; all ranks know it.
         stale: whether some rank's replicas are older than their homes; all ranks know it.
         needs_owners: whether any rank's batch has rows that are not hot; all ranks know it.
     """
@@ -28,7 +28,7 @@ class HotBatch(Multistreamable):
     rows: "HotRows"
     version: int
     slots: list[torch.Tensor] = field(default_factory=list)
-    most: list[int] = field(default_factory=list)
+    counts: list[list[int]] = field(default_factory=list)
     stale: bool = False
     needs_owners: bool = True
 

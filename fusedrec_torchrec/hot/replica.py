@@ -8,6 +8,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
+from fusedrec_torchrec.hot.update import update_of
 
 __all__ = ["STATES", "Replica", "tensors_of"]
 
@@ -47,10 +48,16 @@ class Replica:
         self.capacity = self.spare = capacity
         self.kernel = kernel
         self._table = kernel.sibling(capacity + 1)
+        self._update = update_of(self._table)
         self.tensors = tensors_of(self._table)
         self.dim = self.tensors[0].size(1)
         for tensor in self.tensors:
             tensor.zero_()
+
+    @property
+    def clips(self) -> bool:
+        """Whether the optimizer clips gradients, of which each rank's own is one."""
+        return bool(self.kernel.table.optimizer_args.gradient_clipping)
 
     def look_up(self, slots: torch.Tensor, out: torch.Tensor) -> None:
         """Rows of the slots into a matrix."""
@@ -70,6 +77,4 @@ class Replica:
         """One step of the optimizer; gradients of a slot that comes more than once are summed."""
         learning_rate, self._table.optimizer_args = settings
         self._table.learning_rate_tensor.copy_(learning_rate)
-        with torch.enable_grad():
-            rows = self._table(indices=slots, offsets=self.kernel.one_id_per_bag(slots.numel()))
-        rows.backward(gradients)
+        self._update(slots, self.kernel.one_id_per_bag(slots.numel()), gradients)

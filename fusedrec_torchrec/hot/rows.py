@@ -124,7 +124,7 @@ class HotRows:
                 rows.view(-1, replica.dim)
                 for rows, replica in zip(flat.split(sizes), self._replicas, strict=True)
             ]
-            self._sync.start(batch.slots, gradients, batch.most)
+            self._sync.start(batch.slots, gradients, batch.counts)
 
     # ------------------------------------------------------------ checkpoints
 

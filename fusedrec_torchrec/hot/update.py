@@ -1,0 +1,85 @@
+"""FBGEMM's update of rows whose gradients are at hand.
+
+FBGEMM updates rows in the backward pass of a lookup.  Where gradients come from elsewhere there is
+no such lookup, and to make one takes longer than the update itself.  On CPU the operator behind the
+backward pass can be called alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from fusedrec_torchrec.exchange.lookup import BucketTable
+
+__all__ = ["Update", "update_of"]
+
+# Rows, offsets (one row per bag) and their gradients.
+Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+OPERATORS = {
+    EmbOptimType.EXACT_SGD: "split_embedding_backward_codegen_sgd_cpu",
+    EmbOptimType.EXACT_ADAGRAD: "split_embedding_backward_codegen_adagrad_cpu",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "split_embedding_backward_codegen_rowwise_adagrad_cpu",
+}
+
+
+def update_of(table: BucketTable) -> Update:
+    """How to update rows of a table."""
+    direct = _direct(table)
+    return direct if direct is not None else _through_a_lookup(table)
+
+
+def _through_a_lookup(table: BucketTable) -> Update:
+    def update(rows: torch.Tensor, offsets: torch.Tensor, gradients: torch.Tensor) -> None:
+        with torch.enable_grad():
+            found = table(indices=rows, offsets=offsets)
+        found.backward(gradients)
+
+    return update
+
+
+def _direct(table: BucketTable) -> Update | None:
+    """None on other devices, or if this version of FBGEMM wants something that we do not know."""
+    operator = getattr(torch.ops.fbgemm, OPERATORS[table.optimizer], None)
+    # Clipping is not in the operator.
+    if operator is None or not table.weights_host.numel() or table.optimizer_args.gradient_clipping:
+        return None
+    wanted = [argument.name for argument in operator.default._schema.arguments]
+    no_weights = torch.empty(0)
+
+    def arguments() -> dict[str, Any]:
+        settings = table.optimizer_args
+        values = {
+            "host_weights": table.weights_host.detach(),
+            "weights_placements": table.weights_placements,
+            "weights_offsets": table.weights_offsets,
+            "D_offsets": table.D_offsets,
+            "max_D": table.max_D,
+            "hash_size_cumsum": table.hash_size_cumsum,
+            "total_hash_size_bits": table.total_hash_size_bits,
+            "pooling_mode": int(table.pooling_mode),
+            "indice_weights": no_weights,
+            "stochastic_rounding": settings.stochastic_rounding,
+            "learning_rate_tensor": table.learning_rate_tensor,
+            "eps": settings.eps,
+            "weight_decay": settings.weight_decay,
+            "weight_decay_mode": settings.weight_decay_mode,
+            "max_norm": settings.max_norm,
+            "output_dtype": table.output_dtype,
+        }
+        if table.optimizer != EmbOptimType.EXACT_SGD:
+            values["momentum1_host"] = table.momentum1_host
+            values["momentum1_placements"] = table.momentum1_placements
+            values["momentum1_offsets"] = table.momentum1_offsets
+        return {name: value for name, value in values.items() if name in wanted}
+
+    if {*arguments(), "grad_output", "indices", "offsets"} != set(wanted):
+        return None
+
+    def update(rows: torch.Tensor, offsets: torch.Tensor, gradients: torch.Tensor) -> None:
+        with torch.no_grad():
+            operator(grad_output=gradients, indices=rows, offsets=offsets, **arguments())
+
+    return update
