@@ -241,9 +241,7 @@ class _Batch:
             hot.counts, hot.stale = hot_counts, stale
             hot.rows.used.rows += sum(map(sum, counts_out))
             hot.rows.used.hot += sum(counts_out[-1])
-            sizes = [row[k] for k in range(len(counts_out[0])) for row in counts_out]
-            rows_U = self.routed.local_rows_U[: sum(sizes)]
-            hot.slots = list(rows_U.split(sizes)[len(counts_out) - 1 :: len(counts_out)])
+            hot.slots = self.routed.slots(counts_out)
 
     def fail(self, failed: list[int]) -> None:
         message = next((describe() for bad, describe in self._reports if bool(bad)), None)

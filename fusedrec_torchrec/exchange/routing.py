@@ -45,6 +45,19 @@ class Route:
         starts_U = self._per_key(self._part_starts_P1[:-1], behind=0)
         return (self._keys_U - starts_U).int()
 
+    def slots(self, counts_OK: list[list[int]]) -> list[torch.Tensor]:
+        """The slots of each bucket's replica that are asked for, int32.
+
+        Args:
+            counts_OK: ``counts_KO`` on the host, owner by owner.
+        """
+        slots, end = [], 0
+        for k, counts_O in enumerate(zip(*counts_OK, strict=True)):
+            end += sum(counts_O)
+            keys = self._keys_U[end - counts_O[-1] : end]
+            slots.append((keys - self._part_starts_P1[(k + 1) * len(counts_O) - 1]).int())
+        return slots
+
     def pack(self, flat: torch.Tensor, header: int) -> None:
         """Writes the local rows into messages to their owners.
 
