@@ -22,6 +22,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from fusedrec_torchrec.data.loader import Loader
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.terminal import print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.main import load_config
@@ -54,7 +55,7 @@ class Trainer:
 class Reader:
     """Reads on from where it was, without a break between two measurements."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader | SeparatedLoader) -> None:
         self._stream = loader.read(0)
         next(self._stream)  # starts the processes
 

@@ -15,7 +15,6 @@ __all__ = ["HotWorkload"]
 
 COUNTERS = 1 << 21
 READ = 1 << 14
-SYNC_EVERY = {"fused_hot": 1, "fused_hot_every_8": 8, "fused_hot_batches": 1}
 
 
 class HotWorkload:
@@ -35,15 +34,7 @@ class HotWorkload:
 
     def hot_set(self) -> HotSet:
         """The most used rows."""
-        profile, names = self.profile, list(self.profile.table_rows)
-        counts = np.concatenate([profile.counts[name] for name in names])
-        tables = np.concatenate(
-            [np.full(len(profile.ids[name]), t) for t, name in enumerate(names)]
-        )
-        ids = np.concatenate([profile.ids[name] for name in names])
-        best = np.lexsort((ids, tables, -counts))[: self._config.hot_rows]
-        chosen = {name: ids[best][tables[best] == t] for t, name in enumerate(names)}
-        return HotSet(profile.table_rows, chosen)
+        return HotSet.most_used(self.profile, self._config.hot_rows)
 
     def hot_samples(self, count: int) -> Samples:
         """The first samples that need hot rows only.
@@ -73,6 +64,6 @@ class HotWorkload:
         return HotOptions(
             rule=HotRule(top_k=self._config.hot_rows),
             profile=path,
-            sync_every=SYNC_EVERY[system],
-            hot_batches=system == "fused_hot_batches",
+            sync_every=8 if system.endswith("every_8") else 1,
+            hot_batches="hot_batches" in system,
         )

@@ -20,6 +20,7 @@ COLORS: dict[str, str] = {
     "fused_hot": "tab:red",
     "fused_hot_every_8": "lightcoral",
     "fused_hot_batches": "darkred",
+    "fused_hot_batches_every_8": "tab:pink",
 }
 
 

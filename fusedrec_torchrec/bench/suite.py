@@ -21,6 +21,7 @@ SystemName = Literal[
     "fused_hot",
     "fused_hot_every_8",
     "fused_hot_batches",
+    "fused_hot_batches_every_8",
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
@@ -90,7 +91,7 @@ class SuiteConfig:
         default=[name for name in SYSTEMS if name not in HOT_SYSTEMS], min_length=1
     )
     """What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8 steps, and
-    fused_hot_batches agrees before each exchange whether it is needed."""
+    fused_hot_batches agrees before each exchange whether it is needed; and both."""
     pairs: int = Field(default=7, ge=5)
     """Rounds; in each, every system runs once, so that ratios are of neighbours in time."""
     steps: int = Field(default=4, ge=1)

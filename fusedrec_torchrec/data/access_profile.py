@@ -5,7 +5,6 @@ bounded size, so a profile of tables of billions of rows stays small, and profil
 data can be merged.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.data.array_file import read_arrays, write_arrays
 from fusedrec_torchrec.hot.counter import HeavyHitters
 
 __all__ = ["AccessProfile", "Recorder"]
 
-VERSION = 1
+KIND = "access profile"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class AccessProfile:
 
     def save(self, path: Path) -> None:
         about = {
-            "version": VERSION,
             "table_rows": self.table_rows,
             "samples": self.samples,
             "accesses": self.accesses,
@@ -56,10 +55,7 @@ class AccessProfile:
         for number, name in enumerate(self.table_rows):
             arrays[f"ids_{number}"] = self.ids[name]
             arrays[f"counts_{number}"] = self.counts[name]
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("wb") as file:
-            np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
-        partial.replace(path)
+        write_arrays(path, KIND, about, arrays)
 
     @staticmethod
     def load(path: Path) -> "AccessProfile":
@@ -67,27 +63,17 @@ class AccessProfile:
         Raises:
             ValueError: no such file, or not a profile.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                about = json.loads(str(file["about"]))
-                if about["version"] != VERSION:
-                    raise ValueError(
-                        f"{path} has version {about['version']}, this release reads {VERSION}"
-                    )
-                rows = about["table_rows"]
-                return AccessProfile(
-                    table_rows=rows,
-                    samples=about["samples"],
-                    accesses=about["accesses"],
-                    ids={name: file[f"ids_{i}"] for i, name in enumerate(rows)},
-                    counts={name: file[f"counts_{i}"] for i, name in enumerate(rows)},
-                    error=about["error"],
-                    counters=about["counters"],
-                )
-        except FileNotFoundError:
-            raise ValueError(f"access profile {path} does not exist") from None
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is no access profile: {error!r}") from None
+        about, arrays = read_arrays(path, KIND)
+        rows = about["table_rows"]
+        return AccessProfile(
+            table_rows=rows,
+            samples=about["samples"],
+            accesses=about["accesses"],
+            ids={name: arrays[f"ids_{i}"] for i, name in enumerate(rows)},
+            counts={name: arrays[f"counts_{i}"] for i, name in enumerate(rows)},
+            error=about["error"],
+            counters=about["counters"],
+        )
 
     @staticmethod
     def merged(parts: Sequence["AccessProfile"]) -> "AccessProfile":

@@ -1,13 +1,20 @@
 """A hot set: which rows of which tables are hot, and which samples need no others (FAE)."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.data.array_file import read_arrays, write_arrays
 from fusedrec_torchrec.data.samples import Samples
 
 __all__ = ["HotSet", "ids_by_feature"]
+
+KIND = "hot set"
+LARGEST_FLAGS = 1 << 26  # rows of a table with a flag for each
 
 
 class HotSet:
@@ -18,38 +25,82 @@ class HotSet:
         ids: hot ids of each table; a table that is missing has none.
     """
 
-    def __init__(
-        self, table_rows: Mapping[str, int], ids: Mapping[str, NDArray[np.int64]]
-    ) -> None:
+    def __init__(self, table_rows: Mapping[str, int], ids: Mapping[str, NDArray[np.int64]]) -> None:
         self.table_rows = dict(table_rows)
         self.ids = {name: np.sort(ids.get(name, np.empty(0, np.int64))) for name in table_rows}
+        self._flags: dict[str, NDArray[np.bool_]] = {}
+
+    @staticmethod
+    def most_used(profile: AccessProfile, rows: int) -> "HotSet":
+        """The most used rows of all tables; of equally used ones those of the first table."""
+        names = list(profile.table_rows)
+        counts = np.concatenate([profile.counts[name] for name in names])
+        ids = np.concatenate([profile.ids[name] for name in names])
+        tables = np.repeat(np.arange(len(names)), [len(profile.ids[name]) for name in names])
+        best = np.lexsort((ids, tables, -counts))[:rows]
+        chosen = {name: ids[best][tables[best] == t] for t, name in enumerate(names)}
+        return HotSet(profile.table_rows, chosen)
 
     @property
     def rows(self) -> int:
         """Hot rows of all tables."""
         return sum(map(len, self.ids.values()))
 
+    def save(self, path: Path) -> None:
+        arrays = {f"ids_{i}": ids for i, ids in enumerate(self.ids.values())}
+        write_arrays(path, KIND, {"table_rows": self.table_rows}, arrays)
+
+    @staticmethod
+    def load(path: Path) -> "HotSet":
+        """
+        Raises:
+            ValueError: no such file, or not a hot set.
+        """
+        about, arrays = read_arrays(path, KIND)
+        rows = about["table_rows"]
+        return HotSet(rows, {name: arrays[f"ids_{i}"] for i, name in enumerate(rows)})
+
+    def check(self, table_rows: Mapping[str, int]) -> None:
+        """
+        Raises:
+            ValueError: the hot set is of other tables.
+        """
+        for name, rows in table_rows.items():
+            if name not in self.table_rows:
+                raise ValueError(
+                    f"the hot set has no table {name!r}; it is of {', '.join(self.table_rows)}"
+                )
+            if self.table_rows[name] != rows:
+                raise ValueError(
+                    f"the hot set is of a table {name!r} with {self.table_rows[name]} rows, here "
+                    f"it has {rows}: make one for this data"
+                )
+
     def hot_samples(self, samples: Samples) -> NDArray[np.bool_]:
         """Whether all ids of a sample are hot; one without ids is."""
         hot = np.ones(len(samples), dtype=np.bool_)
-        lengths = samples.lengths
         for feature, (name, ids) in enumerate(
             zip(self.ids, ids_by_feature(samples, len(self.ids)), strict=True)
         ):
-            cold = ~_is_in(ids, self.ids[name], self.table_rows[name])
-            if lengths is None:
+            cold = ~self._is_hot(name, ids)
+            if samples.lengths is None:
                 hot &= ~cold
             else:
-                hot[np.repeat(np.arange(len(samples)), lengths[feature])[cold]] = False
+                sample_of_id = np.repeat(np.arange(len(samples)), samples.lengths[feature])
+                hot[sample_of_id[cold]] = False
         return hot
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Reader processes make their own flags."""
+        return {"table_rows": self.table_rows, "ids": self.ids, "_flags": {}}
 
-def _is_in(ids: NDArray[np.int64], hot: NDArray[np.int64], rows: int) -> NDArray[np.bool_]:
-    if rows <= 1 << 26:  # a table of flags: a look-up for each id
-        flags = np.zeros(rows, dtype=np.bool_)
-        flags[hot] = True
-        return flags[ids]
-    return np.isin(ids, hot)
+    def _is_hot(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self.table_rows[name] > LARGEST_FLAGS:
+            return np.isin(ids, self.ids[name])
+        if name not in self._flags:
+            self._flags[name] = np.zeros(self.table_rows[name], dtype=np.bool_)
+            self._flags[name][self.ids[name]] = True
+        return self._flags[name][ids]
 
 
 def ids_by_feature(samples: Samples, features: int) -> Iterator[NDArray[np.int64]]:

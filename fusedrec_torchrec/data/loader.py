@@ -1,5 +1,6 @@
 """Batches for one rank, read ahead in worker processes, from any position."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.data.alternation import Alternation
+from fusedrec_torchrec.data.hot_first import HotFirst
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.order import Order
 from fusedrec_torchrec.data.samples import Samples, Source
 
@@ -35,6 +39,7 @@ class Loader:
         chunk_batches: batches that are read and shuffled together.
         workers: processes that read ahead; 0 reads in this one.
         seed: of the shuffling.
+        hot: forms hot and cold batches, if not None.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Loader:
         chunk_batches: int = 16,
         workers: int = 0,
         seed: int = 0,
+        hot: HotFirst | None = None,
     ) -> None:
         if lanes % world_size:
             raise ValueError(
@@ -70,6 +76,8 @@ class Loader:
         self._source = source
         self._lanes = range(rank * each, (rank + 1) * each)
         self._workers = workers
+        self._hot = hot
+        self._hot_share = 0.0 if hot is None else hot.share(source, part)
         self.features = list(source.table_rows)
         self.waited = 0.0
         """Seconds that callers have waited for batches."""
@@ -86,7 +94,8 @@ class Loader:
                 f"{self._order.samples} samples do not fill one batch of "
                 f"{self._order.batch_size}; use more data or smaller batches"
             )
-        chunks = _Chunks(self._source, self._order, self._lanes)
+        hot_set = None if self._hot is None else self._hot.hot_set
+        chunks = _Chunks(self._source, self._order, self._lanes, hot_set)
         first, skip = chunks.find(start)
         sampler = _Numbers(first, None if stop is None else chunks.find(stop - 1)[0] + 1)
         loader = DataLoader(
@@ -106,10 +115,21 @@ class Loader:
             chunk = next(iterator)
             self.waited += time.perf_counter() - begun
             last = len(chunk) if stop is None else min(len(chunk), skip + stop - number)
-            for place in range(skip, last):
+            for place in itertools.islice(self._places(number - skip, len(chunk)), skip, last):
                 yield chunk.batch(place, self.features)
             number += last - skip
             skip = 0
+
+    def _places(self, first: int, batches: int) -> Iterator[int]:
+        """The order of a chunk's batches, the first of which is number ``first``."""
+        if self._hot is None:
+            yield from range(batches)
+            return
+        hot = int(self._hot_share * batches)
+        next_place = {True: 0, False: hot}
+        for is_hot in Alternation(hot, batches - hot, self._hot.rates, first):
+            yield next_place[is_hot]
+            next_place[is_hot] += 1
 
 
 def _one_thread(_: int) -> None:
@@ -185,10 +205,13 @@ class _Chunk:
 class _Chunks(Dataset[_Chunk]):
     """Chunk by number, counted over epochs."""
 
-    def __init__(self, source: Source, order: Order, lanes: range) -> None:
+    def __init__(
+        self, source: Source, order: Order, lanes: range, hot_set: HotSet | None = None
+    ) -> None:
         self._source = source
         self._order = order
         self._lanes = lanes
+        self._hot_set = hot_set
 
     def find(self, batch: int) -> tuple[int, int]:
         """The chunk of a batch, and its place in it."""
@@ -220,4 +243,10 @@ class _Chunks(Dataset[_Chunk]):
         pieces = self._order.pieces(epoch, chunk, lane)
         samples = Samples.concatenate([self._source.read(p.start, p.stop) for p in pieces])
         permutation = self._order.permutation(epoch, chunk, lane)
-        return samples if permutation is None else samples.take(permutation)
+        if permutation is not None:
+            samples = samples.take(permutation)
+        if self._hot_set is not None:
+            samples = samples.take(
+                np.argsort(~self._hot_set.hot_samples(samples), kind="stable").astype(np.int64)
+            )
+        return samples

@@ -27,7 +27,7 @@ from fusedrec_torchrec.data.lines import TextFile, find_files
 from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
 from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, rows_of
 
-__all__ = ["PrepareOptions", "prepare"]
+__all__ = ["PrepareOptions", "prepare", "write_json", "write_parquet"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class _Preparation:
                 f"{self._output} is not empty (it holds {strangers[0]!r}); choose another folder"
             )
         self._work.mkdir(exist_ok=True)
-        _write_json(state, self._identity)
+        write_json(state, self._identity)
 
     # -- stage 1: text to columns --------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class _Preparation:
             missing = np.concatenate([c.missing_categories for c in columns])
             arrays += [pa.array(values[:, i], mask=missing[:, i]) for i in range(len(CATEGORIES))]
             table = pa.table(arrays, names=[LABEL, *INTEGERS, *CATEGORIES])
-            _write_parquet(self._work / f"raw-{number:05d}.parquet", table, 1 << 17)
-        _write_json(
+            write_parquet(self._work / f"raw-{number:05d}.parquet", table, 1 << 17)
+        write_json(
             self._work / f"raw-{number:05d}.json",
             {
                 "file": end[0],
@@ -286,7 +286,7 @@ class _Preparation:
                     place = table.schema.get_field_index(name)
                     rows = pa.array(rows_of(values, missing, vocabulary))
                     table = table.set_column(place, name, rows)
-                _write_parquet(path, table, self._options.group_rows)
+                write_parquet(path, table, self._options.group_rows)
             parts.append({"file": path.name, "samples": pq.ParquetFile(path).metadata.num_rows})
         return parts
 
@@ -297,7 +297,7 @@ class _Preparation:
             int(pq.read_table(self._output / part["file"], columns=[LABEL])[LABEL].to_numpy().sum())
             for part in parts
         )
-        _write_json(
+        write_json(
             self._output / MANIFEST,
             {
                 "identity": self._identity,
@@ -340,7 +340,7 @@ def _present(files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:
             yield batch.column(0).drop_null().to_numpy(zero_copy_only=False)
 
 
-def _write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
+def write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
     partial = path.with_suffix(".partial")
     pq.write_table(
         table,
@@ -353,7 +353,7 @@ def _write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
     partial.replace(path)
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(data, indent=1))
     partial.replace(path)

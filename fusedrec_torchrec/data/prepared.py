@@ -64,6 +64,14 @@ class PreparedData:
         return int(self.manifest["samples"])
 
     @property
+    def hot_samples(self) -> tuple[int, float] | None:
+        """Hot samples at the beginning, and the share held out at the end; None if not sorted."""
+        identity = self.manifest["identity"]
+        if "hot_samples" not in identity:
+            return None
+        return int(identity["hot_samples"]), float(identity["held_out"])
+
+    @property
     def left_out(self) -> list[str]:
         bad = self.manifest["bad_lines"]
         if not bad["counts"]:

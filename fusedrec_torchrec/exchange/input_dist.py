@@ -245,9 +245,7 @@ class _Batch:
 
     def fail(self, failed: list[int]) -> None:
         message = next((describe() for bad, describe in self._reports if bool(bad)), None)
-        raise_on_all_ranks(
-            self.input_dist.pg, failed, message, self.routed.counts_KO.device
-        )
+        raise_on_all_ranks(self.input_dist.pg, failed, message, self.routed.counts_KO.device)
 
 
 class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):

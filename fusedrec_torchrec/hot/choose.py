@@ -9,6 +9,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
@@ -63,8 +64,14 @@ def choose(
     Raises:
         ValueError: what is wrong with which rule.
     """
-    if not rules and options.rule is None:
+    if not rules and options.rule is None and options.hot_set is None:
         return None
+    if options.hot_set is not None:
+        hot_set = HotSet.load(options.hot_set)
+        hot_set.check({table.name: table.rows for table in layout.tables})
+        given = {name: HotRule(ids=ids.tolist()) for name, ids in hot_set.ids.items()}
+        names = {table.name for table in layout.tables}
+        rules = {**{n: rule for n, rule in given.items() if n in names}, **rules}
     return _Choice(rules, options, layout, kernels).choose()
 
 

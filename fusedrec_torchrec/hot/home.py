@@ -79,7 +79,7 @@ class Home:
 
     def set_foreign(self, foreign: list[torch.Tensor]) -> None:
         self.foreign = foreign
-        self._any_foreign = any([bool(each.any()) for each in foreign])
+        self._any_foreign = any(bool(each.any()) for each in foreign)
 
     def none_foreign(self) -> None:
         """The replicas have been loaded from the homes."""

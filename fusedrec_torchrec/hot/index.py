@@ -40,9 +40,7 @@ class HotIndex:
         order = torch.argsort(torch.cat(keys))
         # Never empty: a key that no id has stands at the end.
         nobody = torch.tensor([layout.key_space])
-        self._keys = torch.cat([torch.cat(keys)[order], nobody]).to(
-            layout.device, layout.key_dtype
-        )
+        self._keys = torch.cat([torch.cat(keys)[order], nobody]).to(layout.device, layout.key_dtype)
         self._replicas = torch.cat([torch.cat(replicas)[order], nobody]).to(
             layout.device, layout.key_dtype
         )

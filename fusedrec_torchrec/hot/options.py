@@ -88,6 +88,8 @@ class HotOptions:
     Attributes:
         rule: which rows of all fused tables together are hot; None if only ``tables`` says.
         tables: which rows of single tables are hot, by table name.
+        hot_set: file of a hot set (``fusedrec profile --hot-set``); for tables that ``tables`` says
+            nothing about, in place of ``rule``.
         profile: file of the access profile (``fusedrec profile --save``) that rules count by.
         sync_every: steps from one sync of the replicas to the next.  1 is exact training; with more
             each rank goes on alone in between, see ``hot.sync``.
@@ -101,14 +103,17 @@ class HotOptions:
 
     rule: HotRule | None = None
     tables: Mapping[str, HotRule] = field(default_factory=dict)
+    hot_set: Path | None = None
     profile: Path | None = None
     sync_every: int = 1
     hot_batches: bool = False
     adapt: AdaptOptions | None = None
-    cost: CostOptions = CostOptions()
+    cost: CostOptions = field(default_factory=CostOptions)
 
     def __post_init__(self) -> None:
         if self.sync_every < 1:
             raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
         if self.rule is not None and self.rule.ids is not None:
             raise ValueError("rule.ids must be given table by table, in tables")
+        if self.rule is not None and self.hot_set is not None:
+            raise ValueError("rule and hot_set are both given, must be one of them")

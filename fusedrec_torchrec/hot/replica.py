@@ -40,14 +40,13 @@ class Replica:
         capacity: number of slots.
 
     Attributes:
-        spare: a row behind the slots that nobody looks at; padding is sent there.
-        tensors: weights and optimizer state, [slots + 1, columns] each.
+        tensors: weights and optimizer state, [slots, columns] each; one row if there are no slots.
     """
 
     def __init__(self, kernel: BucketKernel, capacity: int) -> None:
-        self.capacity = self.spare = capacity
+        self.capacity = capacity
         self.kernel = kernel
-        self._table = kernel.sibling(capacity + 1)
+        self._table = kernel.sibling(capacity)
         self._update = update_of(self._table)
         self.tensors = tensors_of(self._table)
         self.dim = self.tensors[0].size(1)

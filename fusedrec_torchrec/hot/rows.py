@@ -68,9 +68,7 @@ class HotRows:
             Replica(kernel, capacity)
             for kernel, capacity in zip(kernels, layout.hot_capacity, strict=True)
         ]
-        self._adaptation = (
-            None if options.adapt is None else Adaptation(pg, layout, options.adapt)
-        )
+        self._adaptation = None if options.adapt is None else Adaptation(pg, layout, options.adapt)
         self.used = Used()
         self._sync = GradientSync(pg, self._replicas, options.sync_every)
         self._current = index
@@ -130,7 +128,7 @@ class HotRows:
 
     def is_stale(self) -> bool:
         """Whether this rank's homes know better than the replicas."""
-        return any([home.any_foreign() for home in self._homes])
+        return any(home.any_foreign() for home in self._homes)
 
     def flush(self) -> None:
         """Brings the tables up to date; on this rank alone, without a word to the others."""
@@ -155,8 +153,7 @@ class HotRows:
         self._sync.finish()
         self._write_homes()
         everything = [
-            torch.arange(replica.capacity, device=self._layout.device)
-            for replica in self._replicas
+            torch.arange(replica.capacity, device=self._layout.device) for replica in self._replicas
         ]
         share(self._pg, self._homes, self._replicas, everything)
         self._sync.reset()

@@ -34,11 +34,9 @@ def share(
     if not sum(sizes):
         return
     buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=slots[0].device)
-    blocks = [
-        flat.view(-1, width) for flat, width in zip(buffer.split(sizes), widths, strict=True)
-    ]
+    blocks = [flat.view(-1, width) for flat, width in zip(buffer.split(sizes), widths, strict=True)]
     for home, replica, chosen, block in zip(homes, replicas, slots, blocks, strict=True):
-        place = chosen.new_full((replica.capacity + 1,), -1)
+        place = chosen.new_full((replica.capacity,), -1)
         place[chosen] = torch.arange(chosen.numel(), device=chosen.device)
         place = place[home.slots]
         here = (place >= 0).nonzero().flatten()

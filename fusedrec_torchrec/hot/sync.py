@@ -25,6 +25,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.regroup import bucket_major
+from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica
 
 __all__ = ["GradientSync"]
@@ -74,12 +75,7 @@ class GradientSync:
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
         self._sums = [_Sums(replica) for replica in replicas] if every > 1 else []
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
         self._steps = 0  # since the last sync
-        # [rank][bucket] slots touched since then, at most
-        self._most = [[0] * len(self._replicas) for _ in range(self._pg.size())]
 
     def reconciled(self, k: int) -> list[torch.Tensor]:
         """A bucket's rows as they were after the last sync, which all ranks have in common."""
@@ -103,13 +99,6 @@ class GradientSync:
             self._send(slots, gradients, counts)
             return
         self._steps += 1
-        self._most = [
-            [
-                min(replica.capacity, a + b)
-                for replica, a, b in zip(self._replicas, before, now, strict=True)
-            ]
-            for before, now in zip(self._most, counts, strict=True)
-        ]
         for sums, slots_M, gradients_MD in zip(self._sums, slots, gradients, strict=True):
             sums.add(slots_M, gradients_MD)
         if self._steps == self._every:
@@ -126,17 +115,25 @@ class GradientSync:
         """Starts a sync of what has not been synced yet; all ranks must come here together."""
         if not self._steps:
             return
-        slots, gradients = [], []
-        for sums, most in zip(self._sums, self._most[self._pg.rank()], strict=True):
-            touched = sums.touched(most)
-            slots.append(touched)
-            gradients.append(sums.sum.index_select(0, touched).to(dtype))
-        self._send(slots, gradients, self._most)
-        self._begin_anew()
+        self._steps = 0
+        slots = [sums.touched() for sums in self._sums]
+        gradients = [
+            sums.sum.index_select(0, slots_M).to(dtype)
+            for sums, slots_M in zip(self._sums, slots, strict=True)
+        ]
+        self._send(slots, gradients, self._everywhere([each.numel() for each in slots]))
+
+    def _everywhere(self, counts: list[int]) -> list[list[int]]:
+        """What all ranks have counted."""
+        own = to_device(counts, self._replicas[0].tensors[0].device)
+        found = own.new_empty(self._pg.size() * own.numel())
+        dist.all_gather_single(found, own, group=self._pg)
+        rows: list[list[int]] = found.view(self._pg.size(), -1).tolist()
+        return rows
 
     def reset(self) -> None:
         """The replicas have other values now, on all ranks."""
-        self._begin_anew()
+        self._steps = 0
         for sums in self._sums:
             sums.reset()
 
@@ -188,9 +185,7 @@ class GradientSync:
     ) -> _InFlight:
         rank, dtype, device = self._pg.rank(), gradients[0].dtype, gradients[0].device
         sizes = [sum(row) for row in counts]
-        elements = [
-            sum(n * dim for n, dim in zip(row, self._dims, strict=True)) for row in counts
-        ]
+        elements = [sum(n * dim for n, dim in zip(row, self._dims, strict=True)) for row in counts]
         all_slots = self._buffers.take("hot slots", (sum(sizes),), torch.int32, device)
         all_rows = self._buffers.take("hot gradients", (sum(elements),), dtype, device)
         slots_of, rows_of = all_slots.split(sizes), all_rows.split(elements)
@@ -292,23 +287,16 @@ class _Sums:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self.base = [tensor.clone() for tensor in replica.tensors]
-        self.sum = torch.zeros(
-            replica.capacity + 1, replica.dim, device=replica.tensors[0].device
-        )
-        self._is_touched = torch.zeros(
-            replica.capacity + 1, dtype=torch.bool, device=self.sum.device
-        )
+        weights = replica.tensors[0]
+        self.sum = torch.zeros(weights.shape, device=weights.device)
+        self._is_touched = torch.zeros(len(weights), dtype=torch.bool, device=weights.device)
 
     def add(self, slots_M: torch.Tensor, gradients_MD: torch.Tensor) -> None:
         self.sum.index_add_(0, slots_M.long(), gradients_MD.to(self.sum.dtype))
         self._is_touched.index_fill_(0, slots_M.long(), True)
 
-    def touched(self, count: int) -> torch.Tensor:
-        """The slots that were touched, and the spare one until there are ``count``."""
-        slots = self._is_touched.nonzero().flatten().int()
-        return torch.nn.functional.pad(
-            slots, (0, count - slots.numel()), value=self._replica.spare
-        )
+    def touched(self) -> torch.Tensor:
+        return self._is_touched.nonzero().flatten().int()
 
     def restore(self) -> None:
         """Undoes what this rank did alone."""

@@ -36,6 +36,7 @@ class RunState:
         config: the configuration of the run, as YAML holds it.
         data: identity of the data.
         world_size: ranks that wrote the checkpoint.
+        rates: how hot and cold batches alternated so far, and the losses that decide on it.
         version: of this format.
     """
 
@@ -44,6 +45,7 @@ class RunState:
     config: dict[str, Any]
     data: dict[str, Any]
     world_size: int
+    rates: dict[str, Any] | None = None
     version: int = VERSION
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fusedrec_torchrec.config import section
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions
 
 __all__ = [
     "CheckpointConfig",
@@ -15,6 +16,7 @@ __all__ = [
     "DataConfig",
     "DenseOptimizerConfig",
     "EmbeddingOptimizerConfig",
+    "HotBatchesConfig",
     "LaunchConfig",
     "LoggingConfig",
     "ModelConfig",
@@ -116,6 +118,19 @@ class CriteoConfig:
 
 
 @section
+class HotBatchesConfig:
+    order: Literal["mixed", "stream", "separated"] = "mixed"
+    """mixed takes samples as they come; stream forms hot batches, which need hot rows only, and
+    cold ones within each chunk; separated wants data that `fusedrec separate` has sorted."""
+    rate: float = Field(default=0.5, gt=0, le=1)
+    """Share of the hot (and of the cold) batches that are trained before it is the others' turn:
+    of the chunk (stream) or the epoch (separated)."""
+    adaptive: bool = False
+    """Halves the rate when the evaluation loss has risen, doubles it when it has fallen four times
+    in a row; needs eval_every."""
+
+
+@section
 class DataConfig:
     source: Literal["synthetic", "criteo"] = "synthetic"
     """Generated clicks, or data in Criteo's format."""
@@ -134,6 +149,7 @@ class DataConfig:
     """Shuffles training samples, anew in each epoch (Criteo data)."""
     chunk_batches: int = Field(default=16, ge=1)
     """Batches that are read and shuffled together."""
+    hot_batches: HotBatchesConfig = HotBatchesConfig()
     workers: int = Field(default=1, ge=0)
     """Reader processes of each rank; 0 reads in the training process."""
     seed: int = Field(default=0, ge=0, lt=1 << 31)
@@ -157,6 +173,7 @@ class ShardingConfig:
     tables: dict[str, ShardingKind] = Field(default={})
     """Sharding types of single tables, by table name."""
     exchange: ExchangeOptions = ExchangeOptions()
+    hot: HotOptions = HotOptions()
 
 
 @section
@@ -298,6 +315,16 @@ class TrainConfig:
             raise ValueError("tables is empty, must list at least one when data is generated")
         if self.data.source == "criteo" and self.tables:
             raise ValueError("tables must be left out: Criteo data brings its own")
+        hot = self.data.hot_batches
+        if hot.order != "mixed" and (
+            self.sharding.hot.hot_set is None or not self.sharding.hot.hot_batches
+        ):
+            raise ValueError(
+                f"data.hot_batches.order is {hot.order}, which needs sharding.hot.hot_set, the "
+                "rows that are hot, and sharding.hot.hot_batches: true"
+            )
+        if hot.adaptive and not self.eval_every:
+            raise ValueError("data.hot_batches.adaptive needs eval_every, the losses to go by")
         names = self.table_names
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.hot.rows import reconcile
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
     RunState,
@@ -28,7 +29,7 @@ from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
 from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, schedule_position
 from fusedrec_torchrec.training.plan_file import write_plan
-from fusedrec_torchrec.training.source import eval_loader, train_loader
+from fusedrec_torchrec.training.source import eval_loader, first_rates, train_loader
 
 __all__ = ["Training"]
 
@@ -64,7 +65,8 @@ class Training:
         self._device = device
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._is_first = rank == 0
-        self._train_data = train_loader(config, source, rank, world_size)
+        self._rates = first_rates(config)
+        self._train_data = train_loader(config, source, rank, world_size, self._rates)
         self._eval_data = eval_loader(config, source, rank, world_size)
         self.steps = config.steps or config.epochs * self._train_data.batches
 
@@ -100,6 +102,9 @@ class Training:
         schedule = schedule_position(self._config.optimizer.schedule, self.steps, state.step)
         load_state(path, self.model, self.optimizer, schedule)
         self._sums.load(state.sums)
+        if state.rates is not None and self._config.data.hot_batches.adaptive:
+            self._rates.changes = [(first, rate) for first, rate in state.rates["changes"]]
+            self._rates.losses = list(state.rates["losses"])
         self.step = state.step
 
     def run(self) -> dict[str, float]:
@@ -119,6 +124,7 @@ class Training:
             logged = self._logged_evaluation()
             if logged is None and self._evaluation_due():
                 logged = self._evaluate(bar)  # stopped between a checkpoint and its evaluation
+            self._adapt(logged)
             result: dict[str, float] = dict(logged or {})
             while self.step < self.steps:
                 stop = self.steps
@@ -127,6 +133,7 @@ class Training:
                 assert stream is not None
                 self._train_until(stop, stream, bar)
                 result = self._evaluate(bar)
+                self._adapt(result)
         self._checkpointer.wait()
         if self._log is not None:
             self._log.close()
@@ -134,6 +141,11 @@ class Training:
             samples = self._trained * config.data.batch_size
             result["samples_per_second"] = samples / self._train_seconds
         return result
+
+    def _adapt(self, evaluation: dict[str, float] | None) -> None:
+        """How hot and cold batches alternate from here on."""
+        if evaluation:
+            self._rates.evaluated(self.step, evaluation["log_loss"])
 
     def _evaluation_due(self) -> bool:
         every = self._config.eval_every
@@ -223,7 +235,9 @@ class Training:
             config=to_mapping(self._config),
             data=self._source.identity,
             world_size=dist.get_world_size(),
+            rates={"changes": self._rates.changes, "losses": self._rates.losses},
         )
+        reconcile(self.model)
         self._checkpointer.save(self.model, self.optimizer, state)
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.model import check_sharding
 from fusedrec_torchrec.training.run_folder import claim, locked
-from fusedrec_torchrec.training.source import open_source
+from fusedrec_torchrec.training.source import hot_samples, open_source
 from fusedrec_torchrec.training.summary import report
 
 __all__ = ["add_arguments", "load_config", "main", "open_checked", "run_rank"]
@@ -85,6 +85,8 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
     check_sharding(config.sharding, source)
+    if config.data.hot_batches.order == "separated":
+        hot_samples(config, source)
     return source
 
 

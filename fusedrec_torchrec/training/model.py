@@ -11,6 +11,8 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import fused_sharders
@@ -79,6 +81,17 @@ def check_sharding(config: ShardingConfig, source: Source) -> None:
             raise ValueError(
                 f"sharding.tables names {name!r}, which is no table; there are {', '.join(names)}"
             )
+    hot = config.hot
+    for name in hot.tables:
+        if name not in names:
+            raise ValueError(
+                f"sharding.hot.tables names {name!r}, which is no table; there are "
+                f"{', '.join(names)}"
+            )
+    if hot.hot_set is not None:
+        HotSet.load(hot.hot_set).check(source.table_rows)
+    if hot.profile is not None:
+        AccessProfile.load(hot.profile).check(source.table_rows)
 
 
 def shard_model(
@@ -88,7 +101,9 @@ def shard_model(
     group = dist.group.WORLD
     assert group is not None
     sharders = fused_sharders(
-        fused_params=_fused_params(config.optimizer.embedding), options=config.sharding.exchange
+        fused_params=_fused_params(config.optimizer.embedding),
+        options=config.sharding.exchange,
+        hot=config.sharding.hot,
     )
     planner = FusedShardingPlanner(
         topology=Topology(

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+from fusedrec_torchrec.data.alternation import Rates
+from fusedrec_torchrec.data.hot_first import HotFirst
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.loader import Loader, split
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
 
-__all__ = ["eval_loader", "open_source", "train_loader"]
+__all__ = ["eval_loader", "first_rates", "hot_samples", "open_source", "train_loader"]
 
 
 def open_source(config: TrainConfig, progress: bool = False) -> Source:
@@ -53,20 +57,64 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
     )
 
 
-def train_loader(config: TrainConfig, source: Source, rank: int, world_size: int) -> Loader:
-    """Batches to train on."""
-    return Loader(
-        source,
-        split(source, config.data.held_out)[0],
-        batch_size=config.data.batch_size,
-        lanes=config.data.lanes,
-        rank=rank,
-        world_size=world_size,
-        shuffle=config.data.shuffle and config.data.source == "criteo",
-        chunk_batches=config.data.chunk_batches,
-        workers=config.data.workers,
-        seed=config.data.seed,
-    )
+def train_loader(
+    config: TrainConfig, source: Source, rank: int, world_size: int, rates: Rates | None = None
+) -> Loader | SeparatedLoader:
+    """Batches to train on; hot and cold ones alternate as ``rates`` say."""
+    rates = rates or first_rates(config)
+
+    def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
+        return Loader(
+            source,
+            part,
+            batch_size=config.data.batch_size,
+            lanes=config.data.lanes,
+            rank=rank,
+            world_size=world_size,
+            shuffle=config.data.shuffle and config.data.source == "criteo",
+            chunk_batches=config.data.chunk_batches,
+            workers=config.data.workers,
+            seed=config.data.seed,
+            hot=hot,
+        )
+
+    part = split(source, config.data.held_out)[0]
+    order = config.data.hot_batches.order
+    if order == "mixed":
+        return loader(part)
+    assert config.sharding.hot.hot_set is not None
+    hot_set = HotSet.load(config.sharding.hot.hot_set)
+    if order == "stream":
+        return loader(part, HotFirst(hot_set, rates))
+    # What does not fill a hot batch goes with the cold ones.
+    hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
+    return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
+
+
+def hot_samples(config: TrainConfig, source: Source) -> int:
+    """How many hot samples stand at the beginning of data that was sorted.
+
+    Raises:
+        ValueError: it was not, or with another share held out.
+    """
+    found = source.hot_samples if isinstance(source, PreparedData) else None
+    if found is None:
+        raise ValueError(
+            "data.hot_batches.order is separated, which needs data of `fusedrec separate` in "
+            "data.criteo.prepared"
+        )
+    if found[1] != config.data.held_out:
+        raise ValueError(
+            f"data.held_out is {config.data.held_out}, must be {found[1]}, the share that was held "
+            "out when the data was separated"
+        )
+    return found[0]
+
+
+def first_rates(config: TrainConfig) -> Rates:
+    """How hot and cold batches alternate when training begins."""
+    hot = config.data.hot_batches
+    return Rates(hot.adaptive, [(0, hot.rate)])
 
 
 def eval_loader(config: TrainConfig, source: Source, rank: int, world_size: int) -> Loader:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,14 @@ from fusedrec_torchrec.hot.adapt import next_home_keys
 from fusedrec_torchrec.hot.index import EMPTY
 from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
-from tests.hot.test_checkpoints import without_hot_rows
-from tests.hot.test_parity import hot_rows, replica_bits, same, same_on_all_ranks, train_and_compare
+from tests.hot.replicas import (
+    hot_rows,
+    replica_bits,
+    same,
+    same_on_all_ranks,
+    train_and_compare,
+    without_hot_rows,
+)
 from tests.parity import train_step
 
 ADAPT = fr.AdaptOptions(every=2, counters=64, sample=1, decay=0.5, margin=1.0)
@@ -26,7 +33,7 @@ TABLES = (
 )
 
 
-def case_of(ranks: int, **options: object) -> Case:
+def case_of(ranks: int, **options: Any) -> Case:
     return Case(
         tables=TABLES,
         batch_sizes=(5, 6, 0, 4)[:ranks],
@@ -116,9 +123,7 @@ def swap_and_compare_ends(case: Case) -> None:
 
 def backward_too_late(case: Case) -> None:
     model = sharded(case)
-    waiting = []
-    for step in range(2):
-        waiting.append(model(batch(case, step, dist.get_rank())))
+    waiting = [model(batch(case, step, dist.get_rank())) for step in range(2)]
     model(batch(case, 2, dist.get_rank()))  # the first one with the new hot set
     with pytest.raises(RuntimeError, match="backward must come before the next batch's forward"):
         sum(output.sum() for output in waiting[0].values()).backward()

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
-from tests.hot.test_parity import hot_rows, same, same_on_all_ranks, replica_bits
+from tests.hot.replicas import hot_rows, replica_bits, same, same_on_all_ranks, without_hot_rows
 from tests.parity import check, local_parts, train_step
 from tests.reference import unsharded_run
 
@@ -24,11 +25,6 @@ TABLES = (
 
 def case_of(**kwargs: Any) -> Case:
     return Case(tables=TABLES, batch_sizes=(5, 5), optimizer="adagrad", steps=6, **kwargs)
-
-
-def without_hot_rows(case: Case) -> Case:
-    tables = tuple(dataclasses.replace(t, hot=None) for t in case.tables)
-    return dataclasses.replace(case, tables=tables, hot_options=None)
 
 
 def stop_and_resume(case: Case, resumed: Case) -> None:
@@ -143,10 +139,10 @@ def save_and_load(case: Case, folder: str) -> None:
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
 
-    dcp.save(state(), checkpoint_id=folder)
+    save(state(), checkpoint_id=folder)
     for step in range(3, 6):  # to be undone
         train_step(case, model, step)
-    dcp.load(state(), checkpoint_id=folder)
+    load(state(), checkpoint_id=folder)
     outputs += [train_step(case, model, step) for step in range(3, 6)]
     check(case, run, outputs, model)
 
@@ -161,8 +157,8 @@ def memory_of_replicas(case: Case) -> None:
         train_step(case, each, 0)
     assert {n for n, _ in model.named_buffers()} == {n for n, _ in plain.named_buffers()}
     assert {n for n, _ in model.named_parameters()} == {n for n, _ in plain.named_parameters()}
-    # (5 rows of 8 and 3 of 16, one spare row each) * (weights and state) * 4 bytes
-    assert hot_rows(model).bytes == (6 * 8 + 4 * 16) * 2 * 4
+    # (5 rows of 8 and 3 of 16) * (weights and state) * 4 bytes
+    assert hot_rows(model).bytes == (5 * 8 + 3 * 16) * 2 * 4
 
 
 def test_replicas_are_neither_parameters_nor_buffers(cluster_2: Cluster) -> None:

@@ -12,8 +12,8 @@ import fusedrec_torchrec as fr
 from fusedrec_torchrec.collectives import CollectiveCounter
 from tests.case import Case, Table, batch, coefficients, sharded
 from tests.cluster import Cluster
-from tests.hot.test_checkpoints import without_hot_rows
-from tests.hot.test_parity import MIXED_DIMS, same, train_and_compare
+from tests.hot.replicas import same, train_and_compare, without_hot_rows
+from tests.hot.test_parity import MIXED_DIMS
 
 HOT_BATCHES = fr.HotOptions(hot_batches=True)
 TABLES = (
@@ -80,9 +80,7 @@ def hot_and_cold(case: Case) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_hot_batches_need_no_all_to_all(cluster_2: Cluster, optimizer: str) -> None:
-    case = Case(
-        tables=TABLES, batch_sizes=(6, 4), optimizer=optimizer, hot_options=HOT_BATCHES
-    )
+    case = Case(tables=TABLES, batch_sizes=(6, 4), optimizer=optimizer, hot_options=HOT_BATCHES)
     cluster_2.run(hot_and_cold, case)
 
 
@@ -91,7 +89,7 @@ def bad_id_in_a_hot_batch(case: Case) -> str:
     features = only_hot(case, batch(case, 0, dist.get_rank()))
     if dist.get_rank() == 1:
         features.values()[0] = 1000
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="bad input on rank 1") as error:
         model(features)
     train(case, model, 1, [0, 1])  # and the next batch is fine
     return str(error.value)

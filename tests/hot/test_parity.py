@@ -4,15 +4,11 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-import torch
-import torch.distributed as dist
-from torchrec.distributed.types import ShardedTensor
 
-from fusedrec_torchrec.hot.rows import HotRows
-from tests.case import Case, Table, sharded
+from tests.case import Case, Table
 from tests.cluster import Cluster
-from tests.parity import check, run_and_check, train_step
-from tests.reference import unsharded_run
+from tests.hot.replicas import train_and_compare
+from tests.parity import run_and_check
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad"]
 # Low ids are the frequent ones.
@@ -23,70 +19,6 @@ MIXED_DIMS = (
     Table("d", 130, dim=4, pooling="mean"),
     Table("e", 40, dim=8),
 )
-
-
-def hot_rows(model: torch.nn.Module) -> HotRows:
-    hot = model.module.sparse.fused.hot
-    assert hot is not None
-    return hot
-
-
-def replica_bits(model: torch.nn.Module) -> list[torch.Tensor]:
-    hot = hot_rows(model)
-    hot._sync.finish()
-    return [
-        tensor[: replica.capacity].clone().view(torch.uint8)
-        for replica in hot._replicas
-        for tensor in replica.tensors
-    ]
-
-
-def same_on_all_ranks(bits: list[torch.Tensor]) -> None:
-    for mine in bits:
-        everywhere = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everywhere, mine.contiguous())
-        for other in everywhere:
-            assert torch.equal(mine, other)
-
-
-def train_and_compare(case: Case) -> None:
-    """Against the unsharded run, and against fused training without hot rows.
-
-    Bit for bit but where an all-reduce sums more than two numbers in an order of its own.
-    """
-    bit_for_bit = case.integers or dist.get_world_size() <= 2
-    run = unsharded_run(case, dist.get_world_size())
-    model = sharded(case)
-    plain_case = dataclasses.replace(
-        case, tables=tuple(dataclasses.replace(t, hot=None) for t in case.tables), hot_options=None
-    )
-    plain = sharded(plain_case)
-    outputs = []
-    for step in range(case.steps):
-        outputs.append(train_step(case, model, step))
-        same_on_all_ranks(replica_bits(model))
-        want = train_step(plain_case, plain, step)
-        for name, output in outputs[-1].items():
-            assert not bit_for_bit or torch.equal(output, want[name]), (step, name)
-    # The optimizer first: it must not need the model's state dict to be right.
-    states = [each.fused_optimizer.state_dict()["state"] for each in (model, plain)]
-    if bit_for_bit:
-        same(*states)
-        same(model.state_dict(), plain.state_dict())
-    check(case, run, outputs, model)
-
-
-def same(got: object, want: object) -> None:
-    if isinstance(want, dict):
-        assert isinstance(got, dict) and got.keys() == want.keys()
-        for key in want:
-            same(got[key], want[key])
-    elif isinstance(want, ShardedTensor):
-        assert isinstance(got, ShardedTensor)
-        for one, other in zip(got.local_shards(), want.local_shards(), strict=True):
-            assert torch.equal(one.tensor, other.tensor)
-    elif isinstance(want, torch.Tensor):
-        assert isinstance(got, torch.Tensor) and torch.equal(got, want)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -1,6 +1,7 @@
 """Replicas that are reconciled every k steps: what ``hot.sync`` promises."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -10,15 +11,14 @@ import fusedrec_torchrec as fr
 from fusedrec_torchrec.collectives import CollectiveCounter
 from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
-from tests.hot.test_checkpoints import without_hot_rows
-from tests.hot.test_parity import hot_rows, replica_bits, same, same_on_all_ranks
+from tests.hot.replicas import replica_bits, same, same_on_all_ranks, without_hot_rows
 from tests.parity import train_step, whole
 
 HOT = (0, 1, 2, 25, 49)
 TABLES = (Table("a", 50, hot=HOT), Table("b", 33, dim=16, hot=(0, 1, 20)), Table("c", 20))
 
 
-def case_of(every: int, **kwargs: object) -> Case:
+def case_of(every: int, **kwargs: Any) -> Case:
     return Case(
         tables=TABLES, batch_sizes=(6, 6), hot_options=fr.HotOptions(sync_every=every), **kwargs
     )

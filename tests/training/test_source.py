@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.data.loader import Loader
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.source import eval_loader, open_source, train_loader
@@ -58,7 +59,8 @@ def test_settings_of_the_loaders_have_their_effect(tmp_path: Path) -> None:
     assert dense_rows(train_loader(reseeded, source, 0, 1).read(0, 1)) != first
     wider = changed(config, eval_batch_size=48)
     assert len(dense_rows(eval_loader(wider, source, 0, 1).read(0, 1))) == 48
-    assert train_loader(changed(config, workers=3), source, 0, 1)._workers == 3
+    loader = train_loader(changed(config, workers=3), source, 0, 1)
+    assert isinstance(loader, Loader) and loader._workers == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Hot and cold batches in turn: FAE's scheduler.
+
+FAE (VLDB 2022) trains some share of the hot batches, then the same share of the cold ones, and so
+on; the share is the *rate*.  A low rate mixes well, a high one switches seldom.  The adaptive
+scheduler starts with a rate, halves it when the evaluation loss has risen, and doubles it when the
+loss has fallen four times in a row.
+
+Where a run stands follows from the numbers of batches and the rates so far alone, so that is all a
+checkpoint needs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Alternation", "Rates"]
+
+PATIENCE = 4
+LEAST_RATE, HIGHEST_RATE = 1 / 64, 1.0
+
+
+@dataclass
+class Rates:
+    """The rate from each batch on.
+
+    Attributes:
+        adaptive: whether evaluations change it.
+        changes: (number of a batch, rate from there on), the first from batch 0.
+        losses: of the evaluations so far.
+    """
+
+    adaptive: bool
+    changes: list[tuple[int, float]]
+    losses: list[float] = field(default_factory=list)
+
+    def at(self, batch: int) -> float:
+        """The rate at a batch, counted over epochs."""
+        return next(rate for first, rate in reversed(self.changes) if first <= batch)
+
+    def evaluated(self, batch: int, loss: float) -> None:
+        """Takes the loss of an evaluation before a batch."""
+        if not self.adaptive:
+            return
+        self.losses.append(loss)
+        rate = self.changes[-1][1]
+        if len(self.losses) > 1 and loss > self.losses[-2]:
+            self._change(batch, max(rate / 2, LEAST_RATE))
+            self.losses = [loss]
+        elif len(self.losses) > PATIENCE:
+            self._change(batch, min(rate * 2, HIGHEST_RATE))
+            self.losses = [loss]
+
+    def _change(self, batch: int, rate: float) -> None:
+        self.changes = [(first, r) for first, r in self.changes if first < batch]
+        self.changes.append((batch, rate))
+
+
+class Alternation:
+    """The kinds of some batches in turn.
+
+    Args:
+        hot: number of hot batches.
+        cold: number of cold batches.
+        rates: the rates.
+        first: number of the first of these batches, counted over epochs.
+    """
+
+    def __init__(self, hot: int, cold: int, rates: Rates, first: int = 0) -> None:
+        self._totals = {True: hot, False: cold}
+        self._rates = rates
+        self._first = first
+
+    def __iter__(self) -> Iterator[bool]:
+        """Whether each batch is a hot one; cold ones begin, which see all of the tables."""
+        left = dict(self._totals)
+        is_hot, run = True, 0
+        for number in range(sum(left.values())):
+            if run == 0 or left[is_hot] == 0:
+                is_hot = not is_hot if left[not is_hot] else is_hot
+                rate = self._rates.at(self._first + number)
+                run = max(round(self._totals[is_hot] * rate), 1)
+            left[is_hot] -= 1
+            run -= 1
+            yield is_hot

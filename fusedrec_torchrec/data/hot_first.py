@@ -1,0 +1,33 @@
+"""Hot and cold batches formed as the data comes."""
+
+from dataclasses import dataclass
+
+from fusedrec_torchrec.data.alternation import Rates
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.data.samples import Source
+
+__all__ = ["HotFirst"]
+
+SHARE_SAMPLES = 1 << 16
+
+
+@dataclass(frozen=True)
+class HotFirst:
+    """FAE's hot and cold batches, formed as the data comes.
+
+    Every lane brings the hot samples of a chunk to its front.  So the chunk's first batches are hot
+    in all lanes, on all ranks, and nobody needs to know more: a batch that turns out to have cold
+    samples is exchanged like any other.  Every sample is still in the chunk it would be in.
+
+    Attributes:
+        hot_set: what is hot.
+        rates: how hot and cold batches alternate.
+    """
+
+    hot_set: HotSet
+    rates: Rates
+
+    def share(self, source: Source, part: tuple[int, int]) -> float:
+        """Of the hot samples, about: by the first of them."""
+        samples = source.read(part[0], part[0] + min(part[1], SHARE_SAMPLES))
+        return float(self.hot_set.hot_samples(samples).mean())

@@ -1,0 +1,110 @@
+"""Prepared data with its hot samples first: FAE's preprocessing.
+
+FAE (VLDB 2022) sorts the inputs once, before training, into those that need hot rows only and the
+others.  The samples that are held out for evaluation stay where they are, at the end.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from fusedrec_torchrec.data.criteo import LABEL
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.data.loader import split
+from fusedrec_torchrec.data.prepare import write_json, write_parquet
+from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.data.samples import Samples
+
+__all__ = ["separate"]
+
+PART_SAMPLES = 1 << 20
+GROUP_SAMPLES = 1 << 13
+READ = 1 << 16
+
+
+def separate(
+    data: PreparedData, hot_set: HotSet, output: Path, held_out: float, progress: bool = True
+) -> PreparedData:
+    """Writes the data anew, hot samples of the training part first.
+
+    Args:
+        data: what to write anew.
+        hot_set: what is hot.
+        output: a folder that is empty or not there yet.
+        held_out: share of the data, at its end, that is kept for evaluation.
+        progress: whether to show bars.
+
+    Raises:
+        ValueError: the folder is in use, or the hot set is of other tables.
+    """
+    hot_set.check(data.table_rows)
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out is {held_out}, must be in [0, 1)")
+    if output.exists() and any(output.iterdir()):
+        raise ValueError(f"{output} is not empty, must be a new folder")
+    output.mkdir(parents=True, exist_ok=True)
+    (first, train), (rest, evaluation) = split(data, held_out)
+    writer = _Writer(data, output)
+    hot = 0
+    for wanted in (True, False):
+        what = "hot samples" if wanted else "cold samples"
+        for samples in _blocks(data, first, train, what, progress):
+            is_hot = hot_set.hot_samples(samples)
+            chosen = samples.take(np.flatnonzero(is_hot == wanted))
+            hot += len(chosen) if wanted else 0
+            writer.add(chosen)
+    for samples in _blocks(data, rest, evaluation, "held-out samples", progress):
+        writer.add(samples)
+    parts = writer.finish()
+    hot_set.save(output / "hot_set.npz")
+    identity = {**data.manifest["identity"], "hot_samples": hot, "held_out": held_out}
+    manifest = {**data.manifest, "identity": identity, "parts": parts}
+    write_json(output / MANIFEST, manifest)
+    return PreparedData.open(output)
+
+
+def _blocks(
+    data: PreparedData, first: int, count: int, what: str, progress: bool
+) -> Iterator[Samples]:
+    with tqdm(total=count, desc=what, unit="sample", disable=not progress) as bar:
+        for start in range(first, first + count, READ):
+            stop = min(start + READ, first + count)
+            yield data.read(start, stop)
+            bar.update(stop - start)
+
+
+class _Writer:
+    """Samples to parquet files of a million each."""
+
+    def __init__(self, data: PreparedData, output: Path) -> None:
+        self._dense: list[str] = data.manifest["dense"]
+        self._tables = list(data.table_rows)
+        self._output = output
+        self._waiting: list[Samples] = []
+        self._parts: list[dict[str, Any]] = []
+
+    def add(self, samples: Samples) -> None:
+        if len(samples):
+            self._waiting.append(samples)
+        if sum(map(len, self._waiting)) >= PART_SAMPLES:
+            self._write()
+
+    def finish(self) -> list[dict[str, Any]]:
+        if self._waiting:
+            self._write()
+        return self._parts
+
+    def _write(self) -> None:
+        samples = Samples.concatenate(self._waiting)
+        self._waiting = []
+        ids = samples.ids.reshape(len(self._tables), -1)
+        columns: dict[str, Any] = {LABEL: samples.labels.astype(np.int8)}
+        columns |= {name: samples.dense[:, i] for i, name in enumerate(self._dense)}
+        columns |= {name: ids[t].astype(np.int32) for t, name in enumerate(self._tables)}
+        name = f"part-{len(self._parts):05d}.parquet"
+        write_parquet(self._output / name, pa.table(columns), GROUP_SAMPLES)
+        self._parts.append({"file": name, "samples": len(samples)})
