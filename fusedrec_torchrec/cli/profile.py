@@ -7,21 +7,31 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.data.profile import (
-    AccessProfile,
+    Accesses,
+    covered_by,
     draw_coverage,
     profile,
     rows_for,
+    sample_profile,
     share_of_top,
 )
 from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.terminal import print_table
+from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
 
 __all__ = ["add_command"]
+
+READ = 1 << 16
+# Floats of optimizer state: for each column, and for each row.
+STATE_FLOATS = {"rowwise_adagrad": (0, 1), "adagrad": (1, 0), "sgd": (0, 0)}
 
 
 def add_command(commands: Any) -> None:
@@ -41,6 +51,35 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--top", type=int, default=3, help="most used rows to show of each table")
     parser.add_argument("--plot", type=Path, default=None, help="draws coverage curves (.png)")
     parser.add_argument("--json", type=Path, default=None, help="writes the figures to a file")
+    sampled = parser.add_argument_group("access profile and hot set, for training with hot rows")
+    sampled.add_argument("--save", type=Path, default=None, help="writes an access profile (.npz)")
+    sampled.add_argument(
+        "--share", type=float, default=0.05, help="of the samples it counts (default %(default)s)"
+    )
+    sampled.add_argument(
+        "--counters",
+        type=int,
+        default=1 << 20,
+        help="rows it counts at a time; bounds its memory and size (default %(default)s)",
+    )
+    sampled.add_argument(
+        "--merge", type=Path, nargs="+", default=[], help="profiles of other data to add to it"
+    )
+    sampled.add_argument("--hot-set", type=Path, default=None, help="writes a hot set (.npz)")
+    size = sampled.add_mutually_exclusive_group()
+    size.add_argument("--hot-rows", type=int, default=None, help="rows of the hot set")
+    size.add_argument(
+        "--memory",
+        type=float,
+        default=256,
+        help="MiB of the hot set on each rank, weights and optimizer state (default %(default)s)",
+    )
+    sampled.add_argument(
+        "--embedding-dim", type=int, default=64, help="columns of a row (default %(default)s)"
+    )
+    sampled.add_argument(
+        "--optimizer", choices=list(STATE_FLOATS), default="rowwise_adagrad", help="of the tables"
+    )
     parser.add_argument(
         "--on-bad-line", choices=["error", "skip"], default="error", help="of text files"
     )
@@ -49,18 +88,89 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    sampled = None
     with tempfile.TemporaryDirectory() as scratch:
         source = _open(arguments, Path(scratch))
-        result = profile(
-            source, arguments.batch_size, arguments.samples, progress=not arguments.quiet
-        )
+        progress = not arguments.quiet
+        if arguments.save is not None or arguments.hot_set is not None:
+            sampled = sample_profile(source, arguments.share, arguments.counters, progress)
+            others = [AccessProfile.load(path) for path in arguments.merge]
+            sampled = AccessProfile.merged([sampled, *others]) if others else sampled
+            hot_set = HotSet.most_used(sampled, _hot_rows(arguments))
+        result = profile(source, arguments.batch_size, arguments.samples, progress)
+        hot_share = 0.0
+        if sampled is not None:
+            hot_share = _share_of_hot_samples(hot_set, source, result.samples)
     figures = _figures(result, arguments.top)
+    if sampled is not None:
+        figures["hot_set"] = _hot_figures(arguments, sampled, hot_set, result, hot_share)
     _print(result, figures)
+    if arguments.save is not None and sampled is not None:
+        sampled.save(arguments.save)
+        print(f"access profile: {arguments.save}")
+    if arguments.hot_set is not None:
+        hot_set.save(arguments.hot_set)
+        print(f"hot set: {arguments.hot_set}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))
     if arguments.plot is not None:
-        draw_coverage(result, arguments.plot)
+        draw_coverage(result, arguments.plot, sampled)
         print(f"coverage curves: {arguments.plot}")
+
+
+def _row_bytes(arguments: argparse.Namespace) -> int:
+    """Of a hot row on a rank."""
+    if arguments.embedding_dim < 1:
+        raise ValueError(f"--embedding-dim is {arguments.embedding_dim}, must be at least 1")
+    per_column, per_row = STATE_FLOATS[arguments.optimizer]
+    return 4 * (arguments.embedding_dim * (1 + per_column) + per_row)
+
+
+def _hot_rows(arguments: argparse.Namespace) -> int:
+    if arguments.hot_rows is not None:
+        if arguments.hot_rows < 1:
+            raise ValueError(f"--hot-rows is {arguments.hot_rows}, must be at least 1")
+        return int(arguments.hot_rows)
+    rows = int(arguments.memory * 2**20) // _row_bytes(arguments)
+    if rows < 1:
+        raise ValueError(
+            f"--memory is {arguments.memory} MiB, must be at least {_row_bytes(arguments)} bytes, "
+            "one row with its optimizer state"
+        )
+    return rows
+
+
+def _share_of_hot_samples(hot_set: HotSet, source: Source, samples: int) -> float:
+    hot = sum(
+        int(hot_set.hot_samples(source.read(start, min(start + READ, samples))).sum())
+        for start in range(0, samples, READ)
+    )
+    return hot / samples
+
+
+def _hot_figures(
+    arguments: argparse.Namespace,
+    sampled: AccessProfile,
+    hot_set: HotSet,
+    result: Accesses,
+    hot_share: float,
+) -> dict[str, Any]:
+    counted = sum(sampled.accesses.values())
+    inside = sum(
+        int(sampled.counts[name][np.isin(sampled.ids[name], ids)].sum())
+        for name, ids in hot_set.ids.items()
+    )
+    best = np.sort(result.all_counts())[::-1]
+    return {
+        "samples": sampled.samples,
+        "error": sampled.error,
+        "rows": hot_set.rows,
+        "bytes": hot_set.rows * _row_bytes(arguments),
+        "coverage_in_the_sample": inside / max(counted, 1),
+        "coverage": covered_by(hot_set, result),
+        "best_coverage": float(best[: hot_set.rows].sum() / max(best.sum(), 1)),
+        "hot_samples": hot_share,
+    }
 
 
 def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
@@ -76,7 +186,7 @@ def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
     return data
 
 
-def _figures(result: AccessProfile, top: int) -> dict[str, Any]:
+def _figures(result: Accesses, top: int) -> dict[str, Any]:
     counts = result.all_counts()
     accesses = int(counts.sum())
     distinct = sum(table.distinct_in_batches for table in result.tables)
@@ -104,7 +214,7 @@ def _figures(result: AccessProfile, top: int) -> dict[str, Any]:
     }
 
 
-def _print(result: AccessProfile, figures: dict[str, Any]) -> None:
+def _print(result: Accesses, figures: dict[str, Any]) -> None:
     print_table(
         f"accesses to {len(result.tables)} tables",
         (
@@ -144,3 +254,18 @@ def _print(result: AccessProfile, figures: dict[str, Any]) -> None:
             ("the most used rows", shares),
         ],
     )
+    if "hot_set" in figures:
+        hot = figures["hot_set"]
+        print_table(
+            f"hot set, picked by {hot['samples']} samples",
+            ("", ""),
+            [
+                ("rows", hot["rows"]),
+                ("memory on each rank", human_bytes(hot["bytes"])),
+                ("accesses they take, in the sample", f"{hot['coverage_in_the_sample']:.1%}"),
+                ("in truth", f"{hot['coverage']:.1%}"),
+                ("the best rows, as many, take", f"{hot['best_coverage']:.1%}"),
+                ("samples that need hot rows only", f"{hot['hot_samples']:.1%}"),
+                ("counts are too low by at most", hot["error"]),
+            ],
+        )

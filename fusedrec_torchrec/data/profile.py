@@ -10,10 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fusedrec_torchrec.data.hot_set import ids_by_feature
+from fusedrec_torchrec.data.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.data.hot_set import HotSet, ids_by_feature
 from fusedrec_torchrec.data.samples import Source
 
-__all__ = ["AccessProfile", "TableAccess", "draw_coverage", "profile"]
+__all__ = [
+    "Accesses",
+    "TableAccess",
+    "covered_by",
+    "draw_coverage",
+    "profile",
+    "sample_profile",
+]
+
+SAMPLED_BLOCK = 256
 
 
 @dataclass
@@ -49,8 +59,8 @@ class TableAccess:
 
 
 @dataclass
-class AccessProfile:
-    """Accesses to all tables.
+class Accesses:
+    """Accesses to all tables, counted row by row.
 
     Attributes:
         tables: one for each table.
@@ -94,7 +104,7 @@ def rows_for(counts: NDArray[np.int64], share: float) -> int:
 
 def profile(
     source: Source, batch_size: int, samples: int | None = None, progress: bool = True
-) -> AccessProfile:
+) -> Accesses:
     """Counts the accesses of the first ``samples`` samples, in their order.
 
     Raises:
@@ -109,7 +119,7 @@ def profile(
         TableAccess(name, np.zeros(rows, dtype=np.int64))
         for name, rows in source.table_rows.items()
     ]
-    result = AccessProfile(tables, batch_size)
+    result = Accesses(tables, batch_size)
     with tqdm(total=total, unit="sample", unit_scale=True, disable=not progress) as bar:
         for start in range(0, total, batch_size):
             batch = source.read(start, min(start + batch_size, total))
@@ -124,8 +134,43 @@ def profile(
     return result
 
 
-def draw_coverage(result: AccessProfile, path: Path) -> None:
-    """Coverage curves: share of accesses over share of the most used rows (P2RES, figure 2)."""
+def sample_profile(
+    source: Source, share: float, counters: int, progress: bool = True
+) -> AccessProfile:
+    """FAE's profile: accesses of a share of the samples, in blocks spread evenly over the data.
+
+    Args:
+        source: the data.
+        share: of the samples to count.
+        counters: rows to count at a time, which bounds memory and file.
+        progress: whether to show a bar.
+
+    Raises:
+        ValueError: ``share`` or ``counters`` out of range.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share of samples is {share}, must be in (0, 1]")
+    recorder = Recorder(source.table_rows, counters)
+    blocks = -(-source.samples // SAMPLED_BLOCK)
+    chosen = np.unique((np.arange(max(round(blocks * share), 1)) / share).astype(int))
+    for block in tqdm(chosen[chosen < blocks], desc="sampling", disable=not progress):
+        start = int(block) * SAMPLED_BLOCK
+        samples = source.read(start, min(start + SAMPLED_BLOCK, source.samples))
+        recorder.add(list(ids_by_feature(samples, len(source.table_rows))), len(samples))
+    return recorder.profile()
+
+
+def covered_by(hot_set: HotSet, accesses: Accesses) -> float:
+    """Share of the accesses that go to hot rows."""
+    covered = sum(int(t.counts[hot_set.ids[t.name]].sum()) for t in accesses.tables)
+    return covered / max(sum(table.accesses for table in accesses.tables), 1)
+
+
+def draw_coverage(result: Accesses, path: Path, sampled: AccessProfile | None = None) -> None:
+    """Coverage curves: share of accesses over share of the most used rows (P2RES, figure 2).
+
+    With a sampled profile also what the rows take that it thinks are most used.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -134,6 +179,14 @@ def draw_coverage(result: AccessProfile, path: Path) -> None:
         _draw(axes, table.counts, color="tab:blue", alpha=0.25, linewidth=1)
     _draw(axes, result.all_counts(), color="tab:red", linewidth=2, label="all tables together")
     axes.plot([], [], color="tab:blue", alpha=0.4, label="the largest tables, one by one")
+    if sampled is not None:
+        used = len(result.all_counts())
+        sizes = np.unique(np.geomspace(1, HotSet.most_used(sampled, used).rows, 60).astype(int))
+        shares = [covered_by(HotSet.most_used(sampled, int(size)), result) for size in sizes]
+        axes.plot(
+            100 * sizes / used, 100 * np.array(shares), "k--", linewidth=1.5,
+            label=f"picked by {sampled.samples / result.samples:.0%} of the samples",
+        )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlabel("most used rows, % of all rows used")
     axes.set_ylabel("accesses they take, %")
