@@ -40,7 +40,6 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.stages import stage
-from fusedrec_torchrec.hot.batch import HotBatch
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.hot.rows import HotRows
@@ -152,7 +151,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             ids_per_bucket=[
                 sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self.layout.buckets
             ],
-            hot=None if self.hot is None else HotBatch(self.hot, self.hot.index.version),
+            hot=None if self.hot is None else self.hot.batch(),
         )
         reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
         batch = _Batch(self, context, routed, reports)

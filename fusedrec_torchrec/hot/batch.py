@@ -19,6 +19,7 @@ class HotBatch(Multistreamable):
     Attributes:
         rows: the hot rows of the module.
         version: the hot set that the batch was routed by.
+        loads: how often the replicas had been loaded from their homes when it was routed.
         slots: of each bucket, the slots of the replica that the batch uses, each once.
         counts: [rank][bucket] how many slots each rank uses; all ranks know it.
         stale: whether some rank's replicas are older than their homes; all ranks know it.
@@ -27,6 +28,7 @@ class HotBatch(Multistreamable):
 
     rows: "HotRows"
     version: int
+    loads: int
     slots: list[torch.Tensor] = field(default_factory=list)
     counts: list[list[int]] = field(default_factory=list)
     stale: bool = False

@@ -35,7 +35,7 @@ class HotRule:
         given = [
             name
             for name in ("ids", "top_k", "memory", "cost_model")
-            if getattr(self, name) not in (None, False)
+            if getattr(self, name) is not None and getattr(self, name) is not False
         ]
         if len(given) != 1:
             raise ValueError(

@@ -73,6 +73,7 @@ class HotRows:
         self._sync = GradientSync(pg, self._replicas, options.sync_every)
         self._current = index
         self._coming: deque[HotIndex] = deque()
+        self._loads = 0
         self._homes = self._homes_of(index)
         for kernel in kernels:
             kernel.optimizer.before_state = self.flush
@@ -84,6 +85,10 @@ class HotRows:
 
     # ------------------------------------------------------------ a batch
 
+    def batch(self) -> HotBatch:
+        """For a batch that is about to be routed."""
+        return HotBatch(self, self.index.version, self._loads)
+
     def enter(self, batch: HotBatch) -> None:
         """Makes replicas and homes those that the batch was routed by.
 
@@ -91,7 +96,9 @@ class HotRows:
         """
         while self._current.version < batch.version:
             self._swap(self._coming.popleft())
-        if batch.stale:
+        # A pipeline routes a batch before the one before it is looked up; what that one has loaded
+        # need not be loaded again.
+        if batch.stale and batch.loads == self._loads:
             self._reload()
         assert self._current.version == batch.version, "batches are looked up in order"
 
@@ -159,6 +166,7 @@ class HotRows:
         self._sync.reset()
         for home in self._homes:
             home.none_foreign()
+        self._loads += 1
 
     def _write_homes(self) -> None:
         for k, home in enumerate(self._homes):
