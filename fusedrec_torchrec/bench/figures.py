@@ -1,11 +1,11 @@
 """What the measurements of a workload say: medians, ratios, bytes, efficiency."""
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from fusedrec_torchrec.bench.statistics import Ratio, paired_ratio
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, WorkloadConfig, steps_alike
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -22,7 +22,7 @@ class SystemFigures:
     Attributes:
         milliseconds: median of a step.
         against_fused: its time in units of the fused step's; None if there was no fused step.
-        collectives: number in a step.
+        collectives: number in a step, messages between two ranks included.
         bytes_sent: by all ranks in a step, with ideal collectives.
         gloo_bytes_sent: as gloo sends them: its reduce-scatter is a whole all-reduce.
         memory: peak bytes of a rank beyond what libraries and data took before.
@@ -31,7 +31,7 @@ class SystemFigures:
     name: str
     milliseconds: float
     against_fused: Ratio | None
-    collectives: int
+    collectives: float
     bytes_sent: int
     gloo_bytes_sent: int
     memory: int
@@ -53,12 +53,13 @@ class WorkloadFigures:
     def _system(self, name: str, times: list[float], ratio: Ratio | None) -> SystemFigures:
         ranks = self.measured["wire"][name]
         sent = [c for rank in ranks for c in rank]
+        steps = steps_alike(name)
         return SystemFigures(
             name=name,
             milliseconds=1e3 * median(times),
             against_fused=ratio,
-            collectives=max(len(rank) for rank in ranks),
-            bytes_sent=sum(c["bytes_sent"] for c in sent),
+            collectives=max(len(rank) for rank in ranks) / steps,
+            bytes_sent=round(sum(c["bytes_sent"] for c in sent) / steps),
             gloo_bytes_sent=sum(
                 c["bytes_sent"] * (2 if c["name"] == "reduce_scatter" else 1) for c in sent
             ),
@@ -137,6 +138,26 @@ class WorkloadFigures:
         """How many tables ``FusedShardingPlanner`` shards in which way."""
         picks: dict[str, int] = self.measured["planner_picks"]
         return picks
+
+    @property
+    def imbalance(self) -> dict[str, float]:
+        """By system: requests to the most asked owner / mean; empty without hot rows."""
+        owners = self.measured.get("owners", {})
+        return {
+            name: max(owners[name]) / max(mean(owners[name]), 1e-9)
+            for name in ("row_wise", FUSED, "fused_hot")
+            if name in owners
+        }
+
+    @property
+    def hits(self) -> dict[int, tuple[float, float]]:
+        """By size of the hot set: share of a batch's rows and of its ids that are hot."""
+        owners = self.measured.get("owners", {"hits": {}, "totals": [1, 1]})
+        rows, ids = owners["totals"]
+        return {
+            int(size): (hot_rows / rows, hot_ids / ids)
+            for size, (hot_rows, hot_ids) in owners["hits"].items()
+        }
 
     @property
     def id_bytes(self) -> int:

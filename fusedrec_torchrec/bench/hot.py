@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fusedrec_torchrec.bench.suite import WorkloadConfig
+from fusedrec_torchrec.bench.suite import WorkloadConfig, steps_alike
 from fusedrec_torchrec.data.access_profile import AccessProfile, Recorder
 from fusedrec_torchrec.data.hot_set import HotSet, ids_by_feature
 from fusedrec_torchrec.data.samples import Samples, Source
@@ -64,6 +64,6 @@ class HotWorkload:
         return HotOptions(
             rule=HotRule(top_k=self._config.hot_rows),
             profile=path,
-            sync_every=8 if system.endswith("every_8") else 1,
+            sync_every=steps_alike(system),
             hot_batches="hot_batches" in system,
         )

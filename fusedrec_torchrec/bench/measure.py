@@ -11,7 +11,7 @@ from typing import Any
 
 from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
-from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -46,7 +46,7 @@ def measure(
             ranks.wait_until_ready()
         memory = {name: max(ranks.ask("memory")) for name, ranks in systems.items()}
         fused = systems.get(FUSED)
-        counts = None if fused is None else _sums(fused.ask("counts"))
+        counts = None if fused is None else _add_up(fused.ask("counts"))
 
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         bound_seconds: dict[str, list[float]] = {part: [] for part in BOUNDS if fused is not None}
@@ -65,16 +65,25 @@ def measure(
             "memory": memory,
             "wire": {name: ranks.ask("wire") for name, ranks in systems.items()},
         }
+        hot = next((systems[name] for name in names if name in HOT_SYSTEMS), None)
+        if hot is not None:
+            result["owners"] = _add_up(hot.ask("owners"))
         if fused is not None and counts is not None:
             phases = fused.ask("phases", steps=suite.pairs * suite.steps)
-            result["phases"] = {k: v / len(phases) for k, v in _sums(phases).items()}
+            result["phases"] = {k: v / len(phases) for k, v in _add_up(phases).items()}
             result["planner_picks"] = fused.ask("planner_picks")[0]
             result.update(counts)
         return result
 
 
-def _sums(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    return {key: sum(answer[key] for answer in answers) for key in answers[0]}
+def _add_up(answers: list[Any]) -> Any:
+    """Sums of the numbers in lists and dictionaries of one shape."""
+    first = answers[0]
+    if isinstance(first, dict):
+        return {key: _add_up([answer[key] for answer in answers]) for key in first}
+    if isinstance(first, list):
+        return [_add_up(list(values)) for values in zip(*answers, strict=True)]
+    return sum(answers)
 
 
 def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None) -> dict[str, str]:

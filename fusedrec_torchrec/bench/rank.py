@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from fusedrec_torchrec.bench.bounds import Bounds
+from fusedrec_torchrec.bench.owners import owner_requests
 from fusedrec_torchrec.bench.phases import phases_of
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
 from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
 from fusedrec_torchrec.collectives import CollectiveCounter
@@ -69,9 +70,10 @@ class Rank:
         return _seconds(self._bounds.parts[part], [number % count for number in numbers])
 
     def wire(self) -> list[dict[str, Any]]:
-        """Collectives of the first batch's step."""
+        """Collectives of the first batch's step; of eight steps if not all are alike."""
         with CollectiveCounter() as counter:
-            self._system.step(self._batch(0))
+            for step in range(steps_alike(self._system.name)):
+                self._system.step(self._batch(step))
         return [
             {**asdict(c), "dtype": str(c.dtype).removeprefix("torch.")} for c in counter.collectives
         ]
@@ -86,6 +88,9 @@ class Rank:
 
     def planner_picks(self) -> dict[str, int]:
         return planner_picks(self._workload)
+
+    def owners(self) -> dict[str, Any]:
+        return owner_requests(self._workload)
 
     def memory(self) -> int:
         """Peak memory in bytes, beyond what libraries and data took before the model was built."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS
 from fusedrec_torchrec.terminal import human_bytes, print_table
 
 __all__ = ["Table", "print_report", "tables"]
@@ -30,6 +31,8 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
         yield bounds(with_fused)
         yield phases(with_fused)
         yield crossover(with_fused)
+    if any(w.imbalance for w in workloads):
+        yield hot_rows([w for w in workloads if w.imbalance])
     yield memory(workloads)
 
 
@@ -64,11 +67,11 @@ def wire(workloads: Sequence[WorkloadFigures]) -> Table:
         rows.append(
             (
                 w.title,
-                str(w.fused.collectives),
+                f"{w.fused.collectives:g}",
                 human_bytes(w.row_bytes),
                 f"{w.row_bytes / least:.4f}" if least else "",
                 f"{w.id_bytes / w.row_bytes:.2%}" if w.row_bytes else "",
-                str(stock.collectives) if stock else "",
+                f"{stock.collectives:g}" if stock else "",
                 human_bytes(stock.bytes_sent) if stock else "",
                 _bytes_of(w, "row_wise"),
             )
@@ -111,6 +114,42 @@ def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
             )
             for w in workloads
         ],
+    )
+
+
+def hot_rows(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Systems with hot rows against the fused step without, and how evenly owners are asked."""
+    names = [name for name in HOT_SYSTEMS if any(name in w.systems for w in workloads)]
+    rows: list[tuple[str, ...]] = []
+    for w in workloads:
+        cells = []
+        for name in names:
+            system = w.systems.get(name)
+            if system is None:
+                cells.append("")
+                continue
+            ratio = str(system.against_fused or "")
+            cells.append(f"{ratio}, {system.collectives:g}, {human_bytes(system.bytes_sent)}")
+        share = w.hits.get(w.config.hot_rows)
+        rows.append(
+            (
+                w.title,
+                f"{w.fused.collectives:g}, {human_bytes(w.fused.bytes_sent)}" if w.fused else "",
+                *cells,
+                f"{share[0]:.0%} of rows, {share[1]:.0%} of ids" if share else "",
+                " / ".join(f"{value:.2f}" for value in w.imbalance.values()),
+            )
+        )
+    return Table(
+        "hot rows: time / fused step (95 % interval), messages and bytes of a step",
+        (
+            "workload",
+            "fused_row_wise",
+            *names,
+            "hot",
+            "most asked owner / mean: row_wise, fused, with hot rows",
+        ),
+        rows,
     )
 
 

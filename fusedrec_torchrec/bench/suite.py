@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fusedrec_torchrec.config import from_mapping, section, to_mapping
 
-__all__ = ["HOT_SYSTEMS", "SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig"]
+__all__ = ["HOT_SYSTEMS", "SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig", "steps_alike"]
 
 SystemName = Literal[
     "table_wise",
@@ -25,6 +25,11 @@ SystemName = Literal[
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
+
+
+def steps_alike(system: str) -> int:
+    """After how many steps a system does the same again."""
+    return 8 if system.endswith("every_8") else 1
 
 
 @section
