@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format docs figures quality bench performance clean
+.PHONY: help setup demo test test-all check format docs figures quality bench performance hot clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -15,6 +15,7 @@ help:
 	@echo "make figures   draws the figures of README and docs anew"
 	@echo "make bench     speed against stock shardings, five minutes: make bench DATA=train.txt"
 	@echo "make performance  all of docs/performance.md, an hour: make performance DATA=train.txt"
+	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -71,6 +72,13 @@ performance: $(READY)
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=8589934592 \
 		$(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
 		--set pairs=5 --output benchmarks/results/malloc
+	$(BIN)/python docs/performance.py
+
+hot: $(READY)
+	@test -n "$(DATA)" || (echo "make hot DATA=train.txt.gz, as root" && exit 2)
+	$(BIN)/fusedrec bench benchmarks/hot.yaml --data $(DATA) --output benchmarks/results/hot
+	$(BIN)/python benchmarks/hot_drift.py --document docs/hot-rows.md
+	$(BIN)/python benchmarks/hot_quality.py $(DATA) --document docs/hot-rows.md
 	$(BIN)/python docs/performance.py
 
 quality: $(READY)

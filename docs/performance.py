@@ -1,4 +1,4 @@
-"""Writes the figures of docs/performance.md and README: tables between their marks, and plots.
+"""Writes the figures of docs/performance.md, hot-rows.md and README: tables and plots.
 
     python docs/performance.py
 
@@ -16,16 +16,18 @@ from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.run import RESULTS, load_results
 from fusedrec_torchrec.bench.statistics import Ratio
+from fusedrec_torchrec.terminal import human_bytes
 
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- (\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "performance.md", DOCS / "hot-rows.md", DOCS.parent / "README.md")
 PLOTS = {
     "targets": ("breakdown", "bytes"),
     "links": ("speed_up",),
     "workloads": ("speed_up",),
     "growth": ("growth",),
+    "hot": ("hit_rates",),
 }
 
 
@@ -128,6 +130,77 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
     )
 
 
+def hot_targets(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Targets of hot rows, what was measured, and whether that is enough."""
+    rows: list[tuple[str, ...]] = []
+    steep = [w for w in workloads if w.config.zipf == 1.3 and w.config.series == "Zipf"]
+    for ranks in (2, 4):
+        w = next(w for w in steep if w.config.ranks == ranks)
+        plain, fused, hot = w.imbalance.values()
+        met = "yes" if hot <= 1.1 else "**no**"
+        measured = f"{hot:.3f} (row_wise {plain:.2f}, fused {fused:.3f})"
+        rows.append((f"Zipf 1.3, {ranks} ranks: most asked owner / mean", "<= 1.1", measured, met))
+    for w in workloads:
+        if w.config.batches == "hot" and w.config.link:
+            for name in ("fused_hot_batches", "fused_hot_batches_every_8"):
+                ratio = w.systems[name].against_fused
+                assert ratio is not None
+                speed = f"{1 / ratio.median:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
+                what = f"{w.title}: fused step / {name} step"
+                met = "yes" if ratio.median <= 0.5 else "**no**"
+                rows.append((what, ">= 2", speed, met))
+    for w in workloads:
+        if w.config.batches == "all" and not w.config.link and w.config.hot_rows == 2000:
+            ratio = w.systems["fused_hot"].against_fused
+            assert ratio is not None
+            met = "yes" if ratio.median <= 1.03 else "**no**"
+            rows.append((f"{w.title}: fused_hot step / fused step", "<= 1.03", str(ratio), met))
+    return Table("", ("", "target", "measured", "met"), rows)
+
+
+def hot_steps(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Time of a step, messages and bytes, of all systems."""
+    names = list(dict.fromkeys(name for w in workloads for name in w.systems))
+    rows = []
+    for w in workloads:
+        cells = []
+        for name in names:
+            system = w.systems.get(name)
+            if system is None:
+                cells.append("")
+                continue
+            ratio = "1" if name == "fused_row_wise" else str(system.against_fused)
+            sent = human_bytes(system.bytes_sent)
+            cells.append(f"{system.milliseconds:.1f} ms, {ratio}, {system.collectives:g}, {sent}")
+        rows.append((w.title, *cells))
+    return Table("", ("", *names), rows)
+
+
+def owners(workloads: Sequence[WorkloadFigures]) -> Table:
+    """How evenly owners are asked; links do not matter."""
+    rows = [
+        (w.title.replace(", loopback", ""), *(f"{value:.3f}" for value in w.imbalance.values()))
+        for w in workloads
+        if not w.config.link and w.config.batches == "all" and "row_wise" in w.systems
+    ]
+    return Table("", ("", "row_wise", "fused_row_wise", "with hot rows"), rows)
+
+
+def hits(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Hit rates; neither links nor the number of ranks matter much."""
+    chosen = [
+        w
+        for w in workloads
+        if not w.config.link and "row_wise" in w.systems and w.config.ranks == 2
+    ]
+    rows = [
+        (str(size), *("{:.1%}, {:.1%}".format(*w.hits[size]) for w in chosen))
+        for size in chosen[0].hits
+    ]
+    titles = (w.title.replace(", loopback, ranks 2", "") for w in chosen)
+    return Table("", ("hot rows", *titles), rows)
+
+
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "summary": summary,
     "headline": headline,
@@ -137,6 +210,10 @@ TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "phases": report.phases,
     "crossover": report.crossover,
     "memory": report.memory,
+    "hot_targets": hot_targets,
+    "hot_steps": hot_steps,
+    "owners": owners,
+    "hits": hits,
 }
 
 

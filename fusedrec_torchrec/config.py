@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, dataclass_transform, get_args
 
 import yaml
@@ -167,7 +168,8 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
             continue
         yield Option(path, _type_name(field.type), _default(field, info), description)
         if inner is not None:
-            yield from options(inner, path + ".*.")
+            optional = isinstance(field.type, UnionType)
+            yield from options(inner, path + ("." if optional else ".*."))
 
 
 def _described(cls: Any, name: str) -> str:
@@ -191,6 +193,8 @@ def _default(field: Any, info: FieldInfo | None) -> str:
         value = info.get_default(call_default_factory=True, validated_data={})
         if value is PydanticUndefined:
             return "required"
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
     else:
         value = field.default
     if value is None:

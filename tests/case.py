@@ -74,6 +74,7 @@ class Case:
         batch_sizes: samples of each rank; a tuple of tuples gives them per step.
         lengths: possible numbers of ids in a bag.
         skew: exponent that makes low ids more frequent, 0 for uniform ids.
+        settings: of FBGEMM's optimizer, on top of learning rate and eps.
     """
 
     tables: tuple[Table, ...]
@@ -95,6 +96,7 @@ class Case:
     vbe: bool = False
     device: str = "cpu"
     hot_options: fr.HotOptions | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -271,6 +273,7 @@ def sharded(
             "output_dtype": SparseType.from_dtype(
                 torch.float32 if case.output_dtype == "fp32" else torch.float16
             ),
+            **dict(case.settings),
         },
         options=options or fr.ExchangeOptions(input_dist=case.input_dist),
         hot=hot or case.hot_options,

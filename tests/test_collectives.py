@@ -23,6 +23,15 @@ def run_collectives() -> list[Collective]:
             receive,
             send,
         )
+        peer = rank ^ 1
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.zeros(7), peer),
+                dist.P2POp(dist.irecv, torch.zeros(7), peer),
+            ]
+        )
+        for work in works:
+            work.wait()
     assert counter.bytes_sent() == sum(c.bytes_sent for c in counter.collectives)
     assert counter.bytes_sent("broadcast") == counter.collectives[1].bytes_sent
     return counter.collectives
@@ -38,5 +47,6 @@ def test_bytes_of_each_collective(cluster_4: Cluster) -> None:
             ("reduce_scatter", 160 * 3 // 4),
             ("all_to_all", 3 * 6 * 4),
             ("all_to_all", other_rows * 3 * 8),
+            ("send", 7 * 4),
         ]
         assert collectives[-1].dtype == torch.int64

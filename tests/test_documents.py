@@ -160,13 +160,17 @@ def test_links_lead_somewhere() -> None:
 def test_no_results_are_missing() -> None:
     quality = (ROOT / "docs" / "quality.md").read_text()
     assert re.search(r"fused_row_wise \| 0\.7\d+ ± 0\.0\d+", quality)
+    hot = (ROOT / "docs" / "hot-rows.md").read_text()
+    assert re.search(r"\| hot batches, stream[^|]+\| 0\.7\d+ ± 0\.0\d+", hot)
+    assert re.search(r"are back after \| never \| \d+ steps", hot)
 
 
 def test_figures_of_speed_are_those_of_the_measurements() -> None:
     """What stands between marks is what the committed measurements give."""
-    page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
+    paths = (ROOT / "docs" / "performance.md", ROOT / "docs" / "hot-rows.md", ROOT / "README.md")
+    page, hot, readme = (path.read_text() for path in paths)
     done = python("-c", FILL_PAGES, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == page + readme
-    assert page.count("<!-- end -->") > 10
+    assert done.stdout == page + hot + readme
+    assert page.count("<!-- end -->") > 10 and hot.count("<!-- end -->") >= 4
     assert "| loopback | 2048 |" in readme

@@ -1,8 +1,5 @@
 """Hot rows of a workload: its most used rows, and the samples that need no others."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
 from fusedrec_torchrec.bench.suite import WorkloadConfig, steps_alike
@@ -58,12 +55,9 @@ class HotWorkload:
 
     def options(self, system: str) -> HotOptions:
         """Settings of a system with hot rows."""
-        with tempfile.NamedTemporaryFile(suffix=".npz", delete=False) as file:
-            path = Path(file.name)
-        self.profile.save(path)
+        ids = self.hot_set().ids
         return HotOptions(
-            rule=HotRule(top_k=self._config.hot_rows),
-            profile=path,
+            tables={name: HotRule(ids=rows.tolist()) for name, rows in ids.items()},
             sync_every=steps_alike(system),
             hot_batches="hot_batches" in system,
         )

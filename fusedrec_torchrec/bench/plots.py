@@ -42,6 +42,8 @@ def draw(workloads: Sequence[WorkloadFigures], folder: Path) -> list[Path]:
     if with_fused:
         files.append(_breakdown(with_fused, folder / "breakdown.png"))
         files.append(_bytes(with_fused, folder / "bytes.png"))
+    if any(w.hits for w in workloads):
+        files.append(_hit_rates([w for w in workloads if w.hits], folder / "hit_rates.png"))
     if series:
         files.append(_growth(series, folder / "growth.png"))
     return files
@@ -93,6 +95,28 @@ def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
     axes.set_xlabel("step of the best stock sharding / fused step (line: 95 % interval)")
+    return _save(figure, path)
+
+
+def _hit_rates(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
+    """Over the size of the hot set; workloads that differ in their links only are one line."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    seen: dict[tuple[tuple[float, float], ...], str] = {}
+    for w in workloads:
+        seen.setdefault(tuple(w.hits.values()), w.title)
+    sizes = list(workloads[0].hits)
+    for values, title in seen.items():
+        (line,) = axes.plot(sizes, [100 * rows for rows, _ in values], marker=".", label=title)
+        axes.plot(
+            sizes, [100 * ids for _, ids in values], "--", color=line.get_color(), linewidth=1
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("hot rows")
+    axes.set_ylabel("hot, % of a batch's rows (dashed: of its ids)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
     return _save(figure, path)
 
 

@@ -65,6 +65,11 @@ def add_command(commands: Any) -> None:
     sampled.add_argument(
         "--merge", type=Path, nargs="+", default=[], help="profiles of other data to add to it"
     )
+    sampled.add_argument(
+        "--sample-only",
+        action="store_true",
+        help="does not look at the other samples, and needs no counter for every row",
+    )
     sampled.add_argument("--hot-set", type=Path, default=None, help="writes a hot set (.npz)")
     size = sampled.add_mutually_exclusive_group()
     size.add_argument("--hot-rows", type=int, default=None, help="rows of the hot set")
@@ -97,14 +102,17 @@ def run(arguments: argparse.Namespace) -> None:
             others = [AccessProfile.load(path) for path in arguments.merge]
             sampled = AccessProfile.merged([sampled, *others]) if others else sampled
             hot_set = HotSet.most_used(sampled, _hot_rows(arguments))
-        result = profile(source, arguments.batch_size, arguments.samples, progress)
-        hot_share = 0.0
+        result, figures = None, {}
+        if sampled is None or not arguments.sample_only:
+            result = profile(source, arguments.batch_size, arguments.samples, progress)
+            figures = _figures(result, arguments.top)
+            _print(result, figures)
         if sampled is not None:
-            hot_share = _share_of_hot_samples(hot_set, source, result.samples)
-    figures = _figures(result, arguments.top)
-    if sampled is not None:
-        figures["hot_set"] = _hot_figures(arguments, sampled, hot_set, result, hot_share)
-    _print(result, figures)
+            hot = _hot_figures(arguments, sampled, hot_set)
+            if result is not None:
+                hot |= _true_figures(hot_set, result, source)
+            figures["hot_set"] = hot
+            _print_hot_set(hot)
     if arguments.save is not None and sampled is not None:
         sampled.save(arguments.save)
         print(f"access profile: {arguments.save}")
@@ -113,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"hot set: {arguments.hot_set}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))
-    if arguments.plot is not None:
+    if arguments.plot is not None and result is not None:
         draw_coverage(result, arguments.plot, sampled)
         print(f"coverage curves: {arguments.plot}")
 
@@ -140,37 +148,55 @@ def _hot_rows(arguments: argparse.Namespace) -> int:
     return rows
 
 
-def _share_of_hot_samples(hot_set: HotSet, source: Source, samples: int) -> float:
-    hot = sum(
-        int(hot_set.hot_samples(source.read(start, min(start + READ, samples))).sum())
-        for start in range(0, samples, READ)
-    )
-    return hot / samples
-
-
 def _hot_figures(
-    arguments: argparse.Namespace,
-    sampled: AccessProfile,
-    hot_set: HotSet,
-    result: Accesses,
-    hot_share: float,
+    arguments: argparse.Namespace, sampled: AccessProfile, hot_set: HotSet
 ) -> dict[str, Any]:
-    counted = sum(sampled.accesses.values())
+    """What the sample knows about the hot set."""
     inside = sum(
         int(sampled.counts[name][np.isin(sampled.ids[name], ids)].sum())
         for name, ids in hot_set.ids.items()
     )
-    best = np.sort(result.all_counts())[::-1]
     return {
         "samples": sampled.samples,
         "error": sampled.error,
         "rows": hot_set.rows,
         "bytes": hot_set.rows * _row_bytes(arguments),
-        "coverage_in_the_sample": inside / max(counted, 1),
+        "coverage_in_the_sample": inside / max(sum(sampled.accesses.values()), 1),
+    }
+
+
+def _true_figures(hot_set: HotSet, result: Accesses, source: Source) -> dict[str, Any]:
+    """What all samples know about it."""
+    best = np.sort(result.all_counts())[::-1]
+    starts = range(0, result.samples, READ)
+    hot = sum(
+        int(hot_set.hot_samples(source.read(start, min(start + READ, result.samples))).sum())
+        for start in starts
+    )
+    return {
         "coverage": covered_by(hot_set, result),
         "best_coverage": float(best[: hot_set.rows].sum() / max(best.sum(), 1)),
-        "hot_samples": hot_share,
+        "hot_samples": hot / result.samples,
     }
+
+
+def _print_hot_set(hot: dict[str, Any]) -> None:
+    shares = {
+        "accesses they take, in the sample": "coverage_in_the_sample",
+        "in truth": "coverage",
+        "the best rows, as many, take": "best_coverage",
+        "samples that need hot rows only": "hot_samples",
+    }
+    print_table(
+        f"hot set, picked by {hot['samples']} samples",
+        ("", ""),
+        [
+            ("rows", hot["rows"]),
+            ("memory on each rank", human_bytes(hot["bytes"])),
+            *((title, f"{hot[key]:.1%}") for title, key in shares.items() if key in hot),
+            ("counts are too low by at most", hot["error"]),
+        ],
+    )
 
 
 def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
@@ -254,18 +280,3 @@ def _print(result: Accesses, figures: dict[str, Any]) -> None:
             ("the most used rows", shares),
         ],
     )
-    if "hot_set" in figures:
-        hot = figures["hot_set"]
-        print_table(
-            f"hot set, picked by {hot['samples']} samples",
-            ("", ""),
-            [
-                ("rows", hot["rows"]),
-                ("memory on each rank", human_bytes(hot["bytes"])),
-                ("accesses they take, in the sample", f"{hot['coverage_in_the_sample']:.1%}"),
-                ("in truth", f"{hot['coverage']:.1%}"),
-                ("the best rows, as many, take", f"{hot['best_coverage']:.1%}"),
-                ("samples that need hot rows only", f"{hot['hot_samples']:.1%}"),
-                ("counts are too low by at most", hot["error"]),
-            ],
-        )

@@ -65,19 +65,17 @@ class Alternation:
     """
 
     def __init__(self, hot: int, cold: int, rates: Rates, first: int = 0) -> None:
-        self._totals = {True: hot, False: cold}
+        self._totals = {False: cold, True: hot}
         self._rates = rates
         self._first = first
 
     def __iter__(self) -> Iterator[bool]:
         """Whether each batch is a hot one; cold ones begin, which see all of the tables."""
-        left = dict(self._totals)
-        is_hot, run = True, 0
-        for number in range(sum(left.values())):
-            if run == 0 or left[is_hot] == 0:
-                is_hot = not is_hot if left[not is_hot] else is_hot
-                rate = self._rates.at(self._first + number)
-                run = max(round(self._totals[is_hot] * rate), 1)
-            left[is_hot] -= 1
-            run -= 1
-            yield is_hot
+        done = {False: 0, True: 0}
+        progress = 0.0
+        while progress < 1:
+            progress = min(progress + self._rates.at(self._first + sum(done.values())), 1.0)
+            for is_hot, total in self._totals.items():
+                while done[is_hot] < round(total * progress):
+                    done[is_hot] += 1
+                    yield is_hot

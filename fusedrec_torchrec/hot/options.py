@@ -86,15 +86,16 @@ class HotOptions:
     """Hot rows: which, and how they are kept in sync.
 
     Attributes:
-        rule: which rows of all fused tables together are hot; None if only ``tables`` says.
+        rule: which rows of all fused tables of a module together are hot; None if only ``tables``
+            says.
         tables: which rows of single tables are hot, by table name.
         hot_set: file of a hot set (``fusedrec profile --hot-set``); for tables that ``tables`` says
             nothing about, in place of ``rule``.
         profile: file of the access profile (``fusedrec profile --save``) that rules count by.
         sync_every: steps from one sync of the replicas to the next.  1 is exact training; with more
-            each rank goes on alone in between, see ``hot.sync``.
+            each rank goes on alone in between, see docs/hot-rows.md.
         hot_batches: whether batches may come that have hot rows only.  All ranks then agree before
-            each exchange whether they need it, at the cost of a small all-reduce.
+            each exchange whether they need it, at the cost of a small all-gather.
         adapt: how the hot set follows the data; None if it stays.
         cost: what the cost model assumes, for a rule that asks it.
     """

@@ -20,7 +20,7 @@ from fusedrec_torchrec.hot.replica import Replica
 from fusedrec_torchrec.hot.share import share
 from fusedrec_torchrec.hot.sync import GradientSync
 
-__all__ = ["HotRows", "Used", "reconcile"]
+__all__ = ["HotRows", "Used", "hot_rows_of", "reconcile"]
 
 
 @dataclass
@@ -129,7 +129,7 @@ class HotRows:
                 rows.view(-1, replica.dim)
                 for rows, replica in zip(flat.split(sizes), self._replicas, strict=True)
             ]
-            self._sync.start(batch.slots, gradients, batch.counts)
+            self._sync.start(batch.slots, gradients, batch.counts, batch.needs_owners)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -225,14 +225,17 @@ class HotRows:
         return homes
 
 
+def hot_rows_of(model: nn.Module) -> list[HotRows]:
+    """The hot rows of all modules of a sharded model."""
+    found = [getattr(getattr(module, "fused", None), "hot", None) for module in model.modules()]
+    return [hot for hot in found if isinstance(hot, HotRows)]
+
+
 def reconcile(model: nn.Module) -> None:
     """Syncs the replicas of all hot rows of a model, where ``sync_every`` has put it off.
 
     Must be called on all ranks, after a backward pass.  A state dict shows the rows as they were
     after the last sync: call this first where nothing of the steps since then may be missing.
     """
-    for module in model.modules():
-        fused = getattr(module, "fused", None)
-        hot = getattr(fused, "hot", None)
-        if isinstance(hot, HotRows):
-            hot.reconcile()
+    for hot in hot_rows_of(model):
+        hot.reconcile()

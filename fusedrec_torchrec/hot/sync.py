@@ -6,9 +6,7 @@ Sent as early in backward as possible, awaited before the next use.  Two ways:
   sums them in the order of the ranks, as the owner of a row would;
 - *dense*, an all-reduce over all slots, with a flag for those that were touched.
 
-All ranks know how many rows each of them touched and take the way with fewer bytes.  Sparse is
-point to point, not an all-gather: sizes differ, nothing needs packing, and gloo takes a quarter
-less time for it.
+All ranks know how many rows each of them touched and take the way with fewer bytes.
 
 With ``every`` > 1 a rank goes on alone in between.  Each step updates its own replicas for the time
 being, with the gradient of its own batch, and adds this gradient to a sum.  Every so many steps the
@@ -24,15 +22,10 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.exchange.buffers import Buffers
-from fusedrec_torchrec.exchange.regroup import bucket_major
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica
 
 __all__ = ["GradientSync"]
-
-
-# Tags of the two messages from one rank to another.
-SLOTS, ROWS = 1, 2
 
 
 @dataclass
@@ -41,19 +34,16 @@ class _InFlight:
 
     Attributes:
         works: to wait for.
-        sent: kept alive until then.
-        slots: of all ranks, bucket after bucket; None if dense.
-        rows: gradients of these slots; the flat buffer of all slots if dense.
-        counts: [rank][bucket] of the slots.
+        messages: of each rank, gradients of all buckets and then slots of all buckets, in the
+            bits of int32; kept alive until they have arrived.  The sums, if dense.
+        counts: [rank][bucket] of the slots; None if dense.
         dtype: that FBGEMM wants gradients in.
         settings: of each bucket's optimizer, as they were when the gradients were sent.
     """
 
     works: list[dist.Work]
-    sent: list[torch.Tensor]
-    slots: torch.Tensor | None
-    rows: torch.Tensor
-    counts: list[list[int]]
+    messages: list[torch.Tensor]
+    counts: list[list[int]] | None
     dtype: torch.dtype
     settings: list[tuple[torch.Tensor, object]]
 
@@ -74,6 +64,7 @@ class GradientSync:
         self._every = every
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
+        self._copies: torch.Tensor | None = None
         self._sums = [_Sums(replica) for replica in replicas] if every > 1 else []
         self._steps = 0  # since the last sync
 
@@ -86,6 +77,7 @@ class GradientSync:
         slots: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
+        all_to_all: bool = True,
     ) -> None:
         """Takes the gradients of one batch.
 
@@ -93,10 +85,11 @@ class GradientSync:
             slots: of each bucket, the slots that the batch used, each once.
             gradients: of each bucket, a row for each of its slots.
             counts: [rank][bucket] slots that each rank's batch used.
+            all_to_all: whether the step has all-to-alls anyway.
         """
         self.finish()
         if self._every == 1:
-            self._send(slots, gradients, counts)
+            self._send(slots, gradients, counts, all_to_all)
             return
         self._steps += 1
         for sums, slots_M, gradients_MD in zip(self._sums, slots, gradients, strict=True):
@@ -121,7 +114,8 @@ class GradientSync:
             sums.sum.index_select(0, slots_M).to(dtype)
             for sums, slots_M in zip(self._sums, slots, strict=True)
         ]
-        self._send(slots, gradients, self._everywhere([each.numel() for each in slots]))
+        counts = self._everywhere([each.numel() for each in slots])
+        self._send(slots, gradients, counts, all_to_all=False)
 
     def _everywhere(self, counts: list[int]) -> list[list[int]]:
         """What all ranks have counted."""
@@ -146,7 +140,7 @@ class GradientSync:
             work.wait()
         for sums in self._sums:
             sums.restore()
-        found = self._sparse(arrived) if arrived.slots is not None else self._dense(arrived)
+        found = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)
         for k, (slots, gradients) in enumerate(found):
             if slots.numel():
                 self._replicas[k].update(slots, gradients, arrived.settings[k])
@@ -158,6 +152,7 @@ class GradientSync:
         slots: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
+        all_to_all: bool,
     ) -> None:
         if not any(map(sum, counts)):
             return
@@ -170,9 +165,9 @@ class GradientSync:
         clips = any(replica.clips for replica in self._replicas)  # each rank's, not the sum
         # A message to every other rank, or all slots but an own share, to sum up and to spread.
         if clips or (ranks - 1) * message <= 2 * all_slots * (ranks - 1) / ranks:
-            self._in_flight = self._send_sparse(slots, gradients, counts)
+            self._in_flight = self._send_sparse(slots, gradients, counts, all_to_all)
         else:
-            self._in_flight = self._send_dense(slots, gradients, counts)
+            self._in_flight = self._send_dense(slots, gradients)
 
     def _settings(self) -> list[tuple[torch.Tensor, object]]:
         return [replica.settings() for replica in self._replicas]
@@ -182,50 +177,75 @@ class GradientSync:
         slots: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
+        all_to_all: bool,
     ) -> _InFlight:
-        rank, dtype, device = self._pg.rank(), gradients[0].dtype, gradients[0].device
-        sizes = [sum(row) for row in counts]
-        elements = [sum(n * dim for n, dim in zip(row, self._dims, strict=True)) for row in counts]
-        all_slots = self._buffers.take("hot slots", (sum(sizes),), torch.int32, device)
-        all_rows = self._buffers.take("hot gradients", (sum(elements),), dtype, device)
-        slots_of, rows_of = all_slots.split(sizes), all_rows.split(elements)
-        torch.cat(list(slots), out=slots_of[rank])
-        sent = _flat(gradients)
+        rank, dtype = self._pg.rank(), gradients[0].dtype
+        sizes = [
+            sum(n * (dim * dtype.itemsize // 4 + 1) for n, dim in zip(row, self._dims, strict=True))
+            for row in counts
+        ]
+        buffer = self._buffers.take("hot messages", (sum(sizes),), torch.int32, gradients[0].device)
+        # Behind an own message those of the others, in the order of their ranks.
+        own, others = buffer[: sizes[rank]], buffer[sizes[rank] :]
+        parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
+        torch.cat([*parts, *slots], out=own)
+        received = [size for r, size in enumerate(sizes) if r != rank]
+        messages = list(others.split(received))
+        messages.insert(rank, own)
+        works = (
+            self._by_all_to_all(own, others, sizes)
+            if all_to_all
+            else self._point_to_point(messages)
+        )
+        return _InFlight(works, messages, counts, dtype, self._settings())
+
+    def _by_all_to_all(
+        self, own: torch.Tensor, others: torch.Tensor, sizes: list[int]
+    ) -> list[dist.Work]:
+        """Of all collectives the one that gloo spends least time on."""
+        rank, ranks = self._pg.rank(), self._pg.size()
+        if ranks == 1:
+            return []
+        receive = [0 if r == rank else size for r, size in enumerate(sizes)]
+        send = [0 if r == rank else sizes[rank] for r in range(ranks)]
+        copies = own if ranks == 2 else own.repeat(ranks - 1)
+        work = dist.all_to_all_single(others, copies, receive, send, group=self._pg, async_op=True)
+        self._copies = copies  # kept alive until the next
+        return [work]
+
+    def _point_to_point(self, messages: list[torch.Tensor]) -> list[dist.Work]:
         operations = []
-        for other in range(self._pg.size()):
-            if other == rank:
-                continue
-            peer = dist.get_global_rank(self._pg, other)
-            for what, to, of, tag in (
-                (sizes, slots_of[rank], slots_of[other], SLOTS),
-                (elements, sent, rows_of[other], ROWS),
-            ):
-                if what[rank]:
-                    operations.append(dist.P2POp(dist.isend, to, peer, self._pg, tag))
-                if what[other]:
-                    operations.append(dist.P2POp(dist.irecv, of, peer, self._pg, tag))
-        works = dist.batch_isend_irecv(operations) if operations else []
-        rows_of[rank].copy_(sent)
-        return _InFlight(works, [sent], all_slots, all_rows, counts, dtype, self._settings())
+        own = messages[self._pg.rank()]
+        for other, message in enumerate(messages):
+            if other != self._pg.rank():
+                peer = dist.get_global_rank(self._pg, other)
+                if own.numel():
+                    operations.append(dist.P2POp(dist.isend, own, peer, self._pg))
+                if message.numel():
+                    operations.append(dist.P2POp(dist.irecv, message, peer, self._pg))
+        return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Slots and gradients of each bucket, rank after rank."""
-        assert arrived.slots is not None
-        elements = [
-            [n * dim for n, dim in zip(row, self._dims, strict=True)] for row in arrived.counts
+        assert arrived.counts is not None
+        buckets = len(self._dims)
+        words = [dim * arrived.dtype.itemsize // 4 for dim in self._dims]
+        pieces = [
+            message.split([n * word for n, word in zip(row, words, strict=True)] + row)
+            for message, row in zip(arrived.messages, arrived.counts, strict=True)
         ]
-        slots = bucket_major(arrived.slots, arrived.counts)
-        rows = bucket_major(arrived.rows, elements)
         return [
-            (slots_M, rows_M.view(-1, dim))
-            for slots_M, rows_M, dim in zip(slots, rows, self._dims, strict=True)
+            (
+                torch.cat([piece[buckets + k] for piece in pieces]),
+                torch.cat([piece[k] for piece in pieces]).view(arrived.dtype).view(-1, dim),
+            )
+            for k, dim in enumerate(self._dims)
         ]
 
     def _send_dense(
         self,
         slots: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        counts: list[list[int]],
     ) -> _InFlight:
         """Of every bucket a row for each slot, and one more number for each: who touched it."""
         elements = sum(replica.capacity * (replica.dim + 1) for replica in self._replicas)
@@ -239,14 +259,14 @@ class GradientSync:
         works = []
         if self._pg.size() > 1:
             works.append(dist.all_reduce(flat, group=self._pg, async_op=True))
-        return _InFlight(works, [], None, flat, counts, gradients[0].dtype, self._settings())
+        return _InFlight(works, [flat], None, gradients[0].dtype, self._settings())
 
     def _dense(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Slots that some rank touched, and their gradients."""
         return [
             _touched(sums, touched, arrived.dtype, replica)
             for (sums, touched), replica in zip(
-                self._blocks(arrived.rows), self._replicas, strict=True
+                self._blocks(arrived.messages[0]), self._replicas, strict=True
             )
         ]
 
@@ -257,13 +277,6 @@ class GradientSync:
             (pieces[2 * k].view(-1, replica.dim), pieces[2 * k + 1])
             for k, replica in enumerate(self._replicas)
         ]
-
-
-def _flat(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Gradients of all buckets in one piece; without a copy if they lie so."""
-    if len(gradients) == 1:
-        return gradients[0].reshape(-1)
-    return torch.cat([gradients_MD.reshape(-1) for gradients_MD in gradients])
 
 
 def _touched(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.hot.rows import reconcile
+from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
     RunState,
@@ -221,6 +221,11 @@ class Training:
             )
             values["waiting_for_data"] = window.waited / window.seconds
         values |= window.traffic
+        used = [hot.used for hot in hot_rows_of(self.model)]
+        if any(each.rows for each in used):
+            values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
+            for each in used:
+                each.rows = each.hot = 0
         for name, rate in learning_rates(self.optimizer).items():
             values[f"learning_rate_{name}"] = rate
         self._window = _Window()

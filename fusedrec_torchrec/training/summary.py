@@ -25,7 +25,7 @@ def summarize(records: list[dict[str, Any]], result: dict[str, float]) -> dict[s
     summary |= {
         key: value
         for key, value in last.items()
-        if key.endswith("_per_step") or key == "waiting_for_data"
+        if key.endswith("_per_step") or key in ("waiting_for_data", "hot_share_of_rows")
     }
     return summary
 
@@ -51,6 +51,8 @@ def _shown(key: str, value: float | None) -> str:
         return f"{human_bytes(value)} per rank"
     if key == "waiting_for_data":
         return f"{value:.1%} of the time"
+    if key == "hot_share_of_rows":
+        return f"{value:.1%}"
     if key == "samples_per_second":
         return f"{value:.0f}"
     return f"{value:.4f}" if isinstance(value, float) and value < 100 else f"{value:g}"

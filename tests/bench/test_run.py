@@ -1,5 +1,6 @@
 """Small suites on real ranks: what comes out, and that nothing stays behind."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from fusedrec_torchrec.bench.ranks import RankError, Ranks
 from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
-from fusedrec_torchrec.bench.suite import SYSTEMS, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.cli.main import main
 from tests.cli.command import fusedrec
 
@@ -30,7 +31,7 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     assert load_results(tmp_path / RESULTS) == document
     (result,) = document["results"]
     figures = WorkloadFigures(result)
-    assert set(figures.systems) == set(SYSTEMS)
+    assert set(figures.systems) == set(SYSTEMS) - set(HOT_SYSTEMS)
     assert all(len(times) == 5 for times in result["measured"]["seconds"].values())
     assert figures.fused is not None and figures.fused.collectives == 3
     assert figures.row_bytes == figures.least_row_bytes
@@ -39,11 +40,47 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     stages = dict(figures.phases)
     step = stages.pop("step")
     assert sum(stages.values()) == pytest.approx(step)
-    assert all(value > 0 for name, value in stages.items() if name != "other")
-    assert stages["other"] > 0
+    assert stages.pop("hot_rows") == stages.pop("hot_gradients") == 0
+    assert all(value > 0 for value in stages.values())
     assert all(system.memory > 0 for system in figures.systems.values())
     text = json.dumps(document["machine"])
     assert str(Path.home()) not in text and os.uname().nodename not in text
+
+
+def test_systems_with_hot_rows(tmp_path: Path) -> None:
+    """Seven of ten rows of a batch are hot; owners, hit rates and bytes by hand."""
+    hot = WorkloadConfig(
+        name="hot", batch_size=64, tables=2, rows=40, dims=[8], zipf=1.3, hot_rows=30, ranks=2
+    )
+    systems = ["row_wise", "fused_row_wise", *HOT_SYSTEMS]
+    only_hot = dataclasses.replace(hot, name="only hot", batches="hot", systems=systems[1:])
+    suite = SuiteConfig(**QUICK, systems=systems, workloads=[hot, only_hot])  # type: ignore[arg-type]
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    mixed, hot_only = (WorkloadFigures(result) for result in document["results"])
+    assert set(mixed.systems) == set(systems)
+    asked = mixed.measured["owners"]
+    assert sum(asked["row_wise"]) == asked["totals"][1] == 2 * 8 * 2 * 64
+    assert sum(asked["fused_row_wise"]) == asked["totals"][0]
+    share, ids_share = mixed.hits[100]  # all of the 80 rows
+    assert share == ids_share == 1.0
+    assert mixed.imbalance["row_wise"] >= 1 and mixed.imbalance["fused_hot"] >= 1
+    fused, every = mixed.systems["fused_row_wise"], mixed.systems["fused_hot_every_8"]
+    assert every.bytes_sent < fused.bytes_sent
+    # A hot batch: an all-gather, and gradients with their slots to the other rank.
+    batches = hot_only.measured["wire"]["fused_hot_batches"][0]
+    assert [c["name"] for c in batches] == ["all_gather", "send"]
+    assert sum(hot_only.measured["owners"]["fused_hot"]) == 0
+    assert main(["bench", str(tmp_path), "--quiet"]) == 0
+    assert (tmp_path / "hit_rates.png").is_file()
+    assert "most asked owner / mean" in (tmp_path / "report.md").read_text()
+
+
+def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
+    workload = WorkloadConfig(name="cold", batch_size=64, zipf=0.0, hot_rows=1, batches="hot")
+    suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])  # type: ignore[arg-type]
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert "need the 1 most used rows only, 512 are wanted" in document["failed"]["cold"]
 
 
 def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:

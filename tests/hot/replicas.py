@@ -42,6 +42,33 @@ def same_on_all_ranks(bits: list[torch.Tensor]) -> None:
             assert torch.equal(mine, other)
 
 
+def train_both(case: Case, learning_rates: tuple[float, ...] = ()) -> None:
+    """Against fused training without hot rows, bit for bit."""
+    plain_case = without_hot_rows(case)
+    model, plain = sharded(case), sharded(plain_case)
+    for step in range(case.steps):
+        outputs = []
+        for each, its_case in ((model, case), (plain, plain_case)):
+            optimizer = each.fused_optimizer
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rates[step] if learning_rates else case.learning_rate
+            outputs.append(train_step(its_case, each, step, optimizer))
+        same_on_all_ranks(replica_bits_in_flight(model))
+        for name in outputs[0]:
+            assert torch.equal(outputs[0][name], outputs[1][name]), (step, name)
+    same(model.state_dict(), plain.state_dict())
+    same(model.fused_optimizer.state_dict()["state"], plain.fused_optimizer.state_dict()["state"])
+
+
+def replica_bits_in_flight(model: Any) -> list[torch.Tensor]:
+    """As they are, with the last sync still on its way."""
+    return [
+        tensor[: replica.capacity].clone().view(torch.uint8)
+        for replica in hot_rows(model)._replicas
+        for tensor in replica.tensors
+    ]
+
+
 def train_and_compare(case: Case) -> None:
     """Against the unsharded run, and against fused training without hot rows.
 

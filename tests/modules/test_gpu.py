@@ -6,8 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import fusedrec_torchrec as fr
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
+from tests.hot.replicas import train_and_compare
 from tests.modules.test_bad_input import Spoil, missing_feature, spoil_and_go_on, too_large
 from tests.modules.test_pipelines import compare
 from tests.parity import run_and_check, train_step
@@ -120,3 +122,25 @@ def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil) -> None:
     texts = gpu_cluster.run(spoil_and_go_on, case, spoil, bad_ranks=(last,), first=1)
     assert len(set(texts)) == 1
     assert texts[0].startswith(f"bad input on rank {last}: feature 'f_b'")
+
+
+@pytest.mark.parametrize("kernel", ["fused", "fused_uvm_caching"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_hot_rows_in_device_memory(
+    gpu_cluster: Cluster, kernel: str, optimizer: str, kind: str
+) -> None:
+    case = Case(
+        tables=tuple(
+            dataclasses.replace(
+                t, kernel=kernel, dim=8 if kind == "ec" else t.dim, hot=tuple(range(0, t.rows, 7))
+            )
+            for t in TABLES
+        ),
+        batch_sizes=(7, 5)[: gpu_cluster.world_size],
+        kind=kind,
+        optimizer=optimizer,
+        device="cuda",
+        hot_options=fr.HotOptions(adapt=fr.AdaptOptions(every=2, sample=1)),
+    )
+    gpu_cluster.run(train_and_compare, case)
