@@ -49,4 +49,4 @@ def test_bytes_of_each_collective(cluster_4: Cluster) -> None:
             ("all_to_all", other_rows * 3 * 8),
             ("send", 7 * 4),
         ]
-        assert collectives[-1].dtype == torch.int64
+        assert collectives[-2].dtype == torch.int64

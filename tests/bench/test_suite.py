@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedrec_torchrec.bench.suite import SYSTEMS, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import from_mapping, load_yaml, to_mapping
 
 SUITES = sorted(Path(__file__).parents[2].glob("benchmarks/*.yaml"))
@@ -61,7 +61,8 @@ def test_ready_suites_are_valid(path: Path) -> None:
 
 
 def test_there_are_ready_suites() -> None:
-    assert {"quick", "targets", "links", "workloads", "growth", "crossover"} <= {
+    assert {"quick", "targets", "links", "workloads", "growth", "crossover", "hot"} <= {
         p.stem for p in SUITES
     }
-    assert set(SYSTEMS) == {system for w in SuiteConfig().expanded() for system in w.systems}
+    default = {system for w in SuiteConfig().expanded() for system in w.systems}
+    assert set(SYSTEMS) == default | set(HOT_SYSTEMS)

@@ -27,7 +27,8 @@ def test_profile_hot_set_and_separated_data(
     prepared: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     files = {name: str(tmp_path / name) for name in ("p.npz", "h.npz", "c.png", "f.json")}
-    arguments = ["--share", "0.5", "--hot-rows", "250", "--quiet", "--plot", files["c.png"]]
+    arguments = ["--share", "0.5", "--hot-rows", "250", "--batch-size", "500", "--quiet"]
+    arguments += ["--plot", files["c.png"]]
     arguments += ["--save", files["p.npz"], "--hot-set", files["h.npz"], "--json", files["f.json"]]
     assert main(["profile", str(prepared), *arguments]) == 0
     shown = capsys.readouterr().out
