@@ -4,13 +4,18 @@ They live in an FBGEMM table of their own, with the optimizer of the bucket's ta
 is FBGEMM's own arithmetic, and a row trained here is bit for bit the row trained at home.
 """
 
+from typing import Any
+
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
 from fusedrec_torchrec.hot.update import update_of
 
-__all__ = ["STATES", "Replica", "tensors_of"]
+__all__ = ["STATES", "Replica", "Settings", "tensors_of"]
+
+# Learning rate and FBGEMM's other settings of an optimizer.
+Settings = tuple[float, Any]
 
 # Optimizers whose update of a row depends on nothing but the row, its state and its gradient, and
 # what FBGEMM calls their states.
@@ -48,6 +53,7 @@ class Replica:
         self.kernel = kernel
         self._table = kernel.sibling(capacity)
         self._update = update_of(self._table)
+        self._settings: Settings | None = None
         self.tensors = tensors_of(self._table)
         self.dim = self.tensors[0].size(1)
         for tensor in self.tensors:
@@ -66,14 +72,15 @@ class Replica:
         else:
             out.copy_(weights.index_select(0, slots))
 
-    def settings(self) -> tuple[torch.Tensor, object]:
+    def settings(self) -> Settings:
         """The optimizer's settings as they are now at the bucket's table."""
-        return self.kernel.table.learning_rate_tensor.clone(), self.kernel.table.optimizer_args
+        return self.kernel.table.get_learning_rate(), self.kernel.table.optimizer_args
 
-    def update(
-        self, slots: torch.Tensor, gradients: torch.Tensor, settings: tuple[torch.Tensor, object]
-    ) -> None:
+    def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
         """One step of the optimizer; gradients of a slot that comes more than once are summed."""
-        learning_rate, self._table.optimizer_args = settings
-        self._table.learning_rate_tensor.copy_(learning_rate)
+        if settings != self._settings:
+            self._settings = settings
+            self._table.set_learning_rate(settings[0])
+            self._table.optimizer_args = settings[1]
+            self._update = update_of(self._table)
         self._update(slots, self.kernel.one_id_per_bag(slots.numel()), gradients)

@@ -157,7 +157,7 @@ class HotRows:
 
     def _reload(self) -> None:
         """Replicas from their homes, where these know better."""
-        self._sync.finish()
+        self.reconcile()
         self._write_homes()
         everything = [
             torch.arange(replica.capacity, device=self._layout.device) for replica in self._replicas

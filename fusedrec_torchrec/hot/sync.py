@@ -23,7 +23,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.transfer import to_device
-from fusedrec_torchrec.hot.replica import Replica
+from fusedrec_torchrec.hot.replica import Replica, Settings
 
 __all__ = ["GradientSync"]
 
@@ -45,7 +45,7 @@ class _InFlight:
     messages: list[torch.Tensor]
     counts: list[list[int]] | None
     dtype: torch.dtype
-    settings: list[tuple[torch.Tensor, object]]
+    settings: list[Settings]
 
 
 class GradientSync:
@@ -169,7 +169,7 @@ class GradientSync:
         else:
             self._in_flight = self._send_dense(slots, gradients)
 
-    def _settings(self) -> list[tuple[torch.Tensor, object]]:
+    def _settings(self) -> list[Settings]:
         return [replica.settings() for replica in self._replicas]
 
     def _send_sparse(

@@ -26,7 +26,7 @@ OPERATORS = {
 
 
 def update_of(table: BucketTable) -> Update:
-    """How to update rows of a table."""
+    """How to update rows of a table, with its settings as they are now."""
     direct = _direct(table)
     return direct if direct is not None else _through_a_lookup(table)
 
@@ -42,44 +42,43 @@ def _through_a_lookup(table: BucketTable) -> Update:
 
 def _direct(table: BucketTable) -> Update | None:
     """None on other devices, or if this version of FBGEMM wants something that we do not know."""
-    operator = getattr(torch.ops.fbgemm, OPERATORS[table.optimizer], None)
+    overloads = getattr(torch.ops.fbgemm, OPERATORS[table.optimizer], None)
     # Clipping is not in the operator.
-    if operator is None or not table.weights_host.numel() or table.optimizer_args.gradient_clipping:
+    if overloads is None or not table.weights_host.numel():
         return None
-    wanted = [argument.name for argument in operator.default._schema.arguments]
-    no_weights = torch.empty(0)
-
-    def arguments() -> dict[str, Any]:
-        settings = table.optimizer_args
-        values = {
-            "host_weights": table.weights_host.detach(),
-            "weights_placements": table.weights_placements,
-            "weights_offsets": table.weights_offsets,
-            "D_offsets": table.D_offsets,
-            "max_D": table.max_D,
-            "hash_size_cumsum": table.hash_size_cumsum,
-            "total_hash_size_bits": table.total_hash_size_bits,
-            "pooling_mode": int(table.pooling_mode),
-            "indice_weights": no_weights,
-            "stochastic_rounding": settings.stochastic_rounding,
-            "learning_rate_tensor": table.learning_rate_tensor,
-            "eps": settings.eps,
-            "weight_decay": settings.weight_decay,
-            "weight_decay_mode": settings.weight_decay_mode,
-            "max_norm": settings.max_norm,
-            "output_dtype": table.output_dtype,
-        }
-        if table.optimizer != EmbOptimType.EXACT_SGD:
-            values["momentum1_host"] = table.momentum1_host
-            values["momentum1_placements"] = table.momentum1_placements
-            values["momentum1_offsets"] = table.momentum1_offsets
-        return {name: value for name, value in values.items() if name in wanted}
-
-    if {*arguments(), "grad_output", "indices", "offsets"} != set(wanted):
+    if table.optimizer_args.gradient_clipping:
+        return None
+    operator = overloads.default
+    wanted = [argument.name for argument in operator._schema.arguments]
+    settings = table.optimizer_args
+    values = {
+        "host_weights": table.weights_host.detach(),
+        "weights_placements": table.weights_placements,
+        "weights_offsets": table.weights_offsets,
+        "D_offsets": table.D_offsets,
+        "max_D": table.max_D,
+        "hash_size_cumsum": table.hash_size_cumsum,
+        "total_hash_size_bits": table.total_hash_size_bits,
+        "pooling_mode": int(table.pooling_mode),
+        "indice_weights": torch.empty(0),
+        "stochastic_rounding": settings.stochastic_rounding,
+        "learning_rate_tensor": table.learning_rate_tensor,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+        "weight_decay_mode": settings.weight_decay_mode,
+        "max_norm": settings.max_norm,
+        "output_dtype": table.output_dtype,
+    }
+    if table.optimizer != EmbOptimType.EXACT_SGD:
+        values["momentum1_host"] = table.momentum1_host
+        values["momentum1_placements"] = table.momentum1_placements
+        values["momentum1_offsets"] = table.momentum1_offsets
+    arguments: dict[str, Any] = {name: value for name, value in values.items() if name in wanted}
+    if {*arguments, "grad_output", "indices", "offsets"} != set(wanted):
         return None
 
     def update(rows: torch.Tensor, offsets: torch.Tensor, gradients: torch.Tensor) -> None:
         with torch.no_grad():
-            operator(grad_output=gradients, indices=rows, offsets=offsets, **arguments())
+            operator(grad_output=gradients, indices=rows, offsets=offsets, **arguments)
 
     return update

@@ -139,6 +139,28 @@ def load_between_syncs(case: Case) -> None:
     same(model.state_dict(), other.state_dict())
 
 
+def write_between_syncs(case: Case) -> None:
+    """A write into one row takes nothing from the others."""
+    plain_case = without_hot_rows(case)
+    model, plain = sharded(case), sharded(plain_case)
+    key = "sparse.embedding_bags.a.weight"
+    for step in range(6):
+        if step == 2:
+            for each in (model, plain):
+                each.state_dict()[key].local_shards()[0].tensor[4] = 7.0  # a cold row
+        if step == 4 and dist.get_rank() == 0:
+            for each in (model, plain):
+                each.state_dict()[key].local_shards()[0].tensor[30 - 25] = 7.0
+        train_step(case, model, step)
+        train_step(plain_case, plain, step)
+    fr.reconcile(model)
+    same(model.state_dict(), plain.state_dict())
+
+
+def test_writing_between_two_syncs(cluster_2: Cluster) -> None:
+    cluster_2.run(write_between_syncs, case_of(3))
+
+
 def test_loading_between_two_syncs(cluster_2: Cluster) -> None:
     cluster_2.run(load_between_syncs, case_of(3))
 
