@@ -34,8 +34,8 @@ class _InFlight:
 
     Attributes:
         works: to wait for.
-        messages: of each rank, gradients of all buckets and then slots of all buckets, in the
-            bits of int32; kept alive until they have arrived.  The sums, if dense.
+        messages: of each rank, slots of all buckets and gradients of all buckets, in the bits of
+            int32; kept alive until they have arrived.  The sums, if dense.
         counts: [rank][bucket] of the slots; None if dense.
         dtype: that FBGEMM wants gradients in.
         settings: of each bucket's optimizer, as they were when the gradients were sent.
@@ -179,21 +179,21 @@ class GradientSync:
         counts: list[list[int]],
         all_to_all: bool,
     ) -> _InFlight:
-        rank, dtype = self._pg.rank(), gradients[0].dtype
+        rank, ranks, dtype = self._pg.rank(), self._pg.size(), gradients[0].dtype
         sizes = [
             sum(n * (dim * dtype.itemsize // 4 + 1) for n, dim in zip(row, self._dims, strict=True))
             for row in counts
         ]
         buffer = self._buffers.take("hot messages", (sum(sizes),), torch.int32, gradients[0].device)
-        # Behind an own message those of the others, in the order of their ranks.
-        own, others = buffer[: sizes[rank]], buffer[sizes[rank] :]
+        # The messages of the others stand together, behind the own one or, of two, before it.
+        places = [*range(ranks)] if ranks == 2 else [rank, *(r for r in range(ranks) if r != rank)]
+        pieces = buffer.split([sizes[r] for r in places])
+        messages = [pieces[places.index(r)] for r in range(ranks)]
+        others = buffer[: sizes[0]] if (rank, ranks) == (1, 2) else buffer[sizes[rank] :]
         parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
-        torch.cat([*parts, *slots], out=own)
-        received = [size for r, size in enumerate(sizes) if r != rank]
-        messages = list(others.split(received))
-        messages.insert(rank, own)
+        torch.cat([*slots, *parts] if _slots_first(rank) else [*parts, *slots], out=messages[rank])
         works = (
-            self._by_all_to_all(own, others, sizes)
+            self._by_all_to_all(messages[rank], others, sizes)
             if all_to_all
             else self._point_to_point(messages)
         )
@@ -228,19 +228,37 @@ class GradientSync:
     def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Slots and gradients of each bucket, rank after rank."""
         assert arrived.counts is not None
-        buckets = len(self._dims)
+        buckets, messages = len(self._dims), arrived.messages
         words = [dim * arrived.dtype.itemsize // 4 for dim in self._dims]
-        pieces = [
-            message.split([n * word for n, word in zip(row, words, strict=True)] + row)
-            for message, row in zip(arrived.messages, arrived.counts, strict=True)
-        ]
+        slots, rows = [], []
+        for rank, (message, row) in enumerate(zip(messages, arrived.counts, strict=True)):
+            sizes = [n * word for n, word in zip(row, words, strict=True)]
+            if _slots_first(rank):
+                parts = message.split(row + sizes)
+                slots.append(parts[:buckets])
+                rows.append(parts[buckets:])
+            else:
+                parts = message.split(sizes + row)
+                rows.append(parts[:buckets])
+                slots.append(parts[buckets:])
         return [
             (
-                torch.cat([piece[buckets + k] for piece in pieces]),
-                torch.cat([piece[k] for piece in pieces]).view(arrived.dtype).view(-1, dim),
+                torch.cat([of_rank[k] for of_rank in slots]),
+                self._joined([of_rank[k] for of_rank in rows], k).view(arrived.dtype).view(-1, dim),
             )
             for k, dim in enumerate(self._dims)
         ]
+
+    def _joined(self, parts: list[torch.Tensor], bucket: int) -> torch.Tensor:
+        """The parts in one piece; of two ranks and one bucket they are."""
+        if len(parts) == 1:
+            return parts[0]
+        if len(parts) == 2 and len(self._dims) == 1:
+            first, second = parts
+            return first.as_strided((first.numel() + second.numel(),), (1,))
+        size = sum(part.numel() for part in parts)
+        out = self._buffers.take(f"hot rows {bucket}", (size,), parts[0].dtype, parts[0].device)
+        return torch.cat(parts, out=out)
 
     def _send_dense(
         self,
@@ -277,6 +295,11 @@ class GradientSync:
             (pieces[2 * k].view(-1, replica.dim), pieces[2 * k + 1])
             for k, replica in enumerate(self._replicas)
         ]
+
+
+def _slots_first(rank: int) -> bool:
+    """Whether slots come before gradients in a rank's message; so those of two ranks meet."""
+    return rank % 2 == 0
 
 
 def _touched(
