@@ -73,7 +73,7 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     ids_share = max(w.id_bytes / w.row_bytes for w in both)
     line("ids and headers / rows", "<= 5 %", f"{ids_share:.2%}", ids_share <= 0.05)
     collectives = max(w.fused.collectives for w in both if w.fused is not None)
-    line("collectives in a step", "3", str(collectives), collectives == 3)
+    line("collectives in a step", "3", f"{collectives:g}", collectives == 3)
     for w, title in ((small, "loopback, batch 2048"), (large, "loopback, batch 8192")):
         ratio(f"efficiency, {title}", 0.7, w.efficiency)
     for batch in (2048, 8192):

@@ -258,3 +258,14 @@ def _check_optimizer(kernel: BucketKernel, table: str) -> None:
             f"hot rows of table {table!r}: optimizer is {optimizer.value!r}, must be one of "
             f"{[each.value for each in STATES]}"
         )
+    fbgemm = kernel.table
+    rounds_at_random = (
+        fbgemm.optimizer_args.stochastic_rounding
+        and fbgemm.weights_precision == SparseType.FP16
+        and not fbgemm.weights_host.numel()  # on CUDA; on CPU FBGEMM rounds to nearest
+    )
+    if rounds_at_random:
+        raise ValueError(
+            f"hot rows of table {table!r}: stochastic_rounding is True and weights are fp16, so "
+            "that replicas would differ; set stochastic_rounding to False in fused_params"
+        )

@@ -149,7 +149,10 @@ def run_without_the_operator(case: Case) -> None:
 
 
 @pytest.mark.parametrize("way", [run_without_native, run_without_the_operator])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    ["rowwise_adagrad", *(pytest.param(o, marks=pytest.mark.slow) for o in OPTIMIZERS[:2])],
+)
 def test_other_ways_to_do_it(
     cluster_2: Cluster, optimizer: str, way: Callable[[Case], None]
 ) -> None:

@@ -33,9 +33,19 @@ def compare(case: Case, name: str) -> None:
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", ["ebc", "ec", "fp_ebc"])
-@pytest.mark.parametrize("name", ["TrainPipelineSparseDist", "TrainPipelineSparseDistLite"])
+ALL = [
+    (name, kind, options)
+    for name in ("TrainPipelineSparseDist", "TrainPipelineSparseDistLite")
+    for kind in ("ebc", "ec", "fp_ebc")
+    for options in OPTIONS
+]
+FIRST = [("TrainPipelineSparseDist", kind, "adapting") for kind in ("ebc", "ec", "fp_ebc")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [pytest.param(*each, marks=() if each in FIRST else pytest.mark.slow) for each in ALL],
+)
 def test_pipeline_equals_plain_loop_without_hot_rows(
     cluster_2: Cluster, name: str, kind: str, options: str
 ) -> None:
