@@ -53,13 +53,13 @@ def cases(draw: st.DrawFn, world_size: int) -> Case:
 
 
 @given(case=cases(2))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_two_ranks(cluster_2: Cluster, case: Case) -> None:
     cluster_2.run(run_and_check, case)
 
 
 @given(case=cases(4))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_four_ranks(cluster_4: Cluster, case: Case) -> None:
     cluster_4.run(run_and_check, case)
 
