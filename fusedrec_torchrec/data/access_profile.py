@@ -91,6 +91,20 @@ class AccessProfile:
             recorder.add_profile(part)
         return recorder.profile()
 
+    def ranking(
+        self, names: Sequence[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of some tables, the most used first; of equally used ones those of the first table.
+
+        Returns:
+            the place of its table in ``names``, the id and the accesses of each row.
+        """
+        tables = np.repeat(np.arange(len(names)), [len(self.ids[name]) for name in names])
+        ids = np.concatenate([self.ids[name] for name in names])
+        counts = np.concatenate([self.counts[name] for name in names])
+        order = np.lexsort((ids, tables, -counts))
+        return tables[order], ids[order], counts[order]
+
     def check(self, table_rows: Mapping[str, int]) -> None:
         """
         Raises:

@@ -32,14 +32,10 @@ class HotSet:
 
     @staticmethod
     def most_used(profile: AccessProfile, rows: int) -> "HotSet":
-        """The most used rows of all tables; of equally used ones those of the first table."""
+        """The most used rows of all tables."""
         names = list(profile.table_rows)
-        counts = np.concatenate([profile.counts[name] for name in names])
-        ids = np.concatenate([profile.ids[name] for name in names])
-        tables = np.repeat(np.arange(len(names)), [len(profile.ids[name]) for name in names])
-        best = np.lexsort((ids, tables, -counts))[:rows]
-        chosen = {name: ids[best][tables[best] == t] for t, name in enumerate(names)}
-        return HotSet(profile.table_rows, chosen)
+        tables, ids, _ = (values[:rows] for values in profile.ranking(names))
+        return HotSet(profile.table_rows, {name: ids[tables == t] for t, name in enumerate(names)})
 
     @property
     def rows(self) -> int:

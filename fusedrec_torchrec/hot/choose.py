@@ -146,7 +146,10 @@ class _Choice:
         if self._profile is None:
             self._reserve(rule, tables, where)
             return
-        tables_R, ids_R, counts_R = self._most_used(self._profile, tables)
+        places_R, ids_R, counts_R = self._profile.ranking(
+            [self._layout.tables[t].name for t in tables]
+        )
+        tables_R = np.array(tables)[places_R]
         bytes_R = np.array(self._row_bytes)[np.array(self._bucket_of)[tables_R]]
         if rule.top_k is not None:
             taken = tables_R[: rule.top_k], ids_R[: rule.top_k]
@@ -185,19 +188,6 @@ class _Choice:
             elif rule.memory is not None:
                 allowed = int(rule.memory * share) // self._row_bytes[k]
             self._room[k] += max(taken, allowed)
-
-    def _most_used(
-        self, profile: AccessProfile, tables: list[int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Table, id and accesses of the rows, the most used first; equal ones in table order."""
-        names = [self._layout.tables[t].name for t in tables]
-        of_table = np.concatenate(
-            [np.full(len(profile.ids[n]), t) for t, n in zip(tables, names, strict=True)]
-        )
-        ids = np.concatenate([profile.ids[name] for name in names])
-        counts = np.concatenate([profile.counts[name] for name in names])
-        order = np.lexsort((ids, of_table, -counts))
-        return of_table[order], ids[order], counts[order]
 
     def _worth(
         self,
