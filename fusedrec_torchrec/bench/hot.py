@@ -1,10 +1,12 @@
 """Hot rows of a workload: its most used rows, and the samples that need no others."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fusedrec_torchrec.bench.suite import WorkloadConfig, steps_alike
-from fusedrec_torchrec.data.access_profile import AccessProfile, Recorder
-from fusedrec_torchrec.data.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.samples import Samples, Source
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 
@@ -20,14 +22,11 @@ class HotWorkload:
     def __init__(self, config: WorkloadConfig, source: Source) -> None:
         self._config = config
         self._source = source
-        recorder = Recorder(source.table_rows, COUNTERS)
-        for samples in self._blocks():
-            recorder.add(list(ids_by_feature(samples, len(source.table_rows))), len(samples))
-        self.profile: AccessProfile = recorder.profile()
+        self.profile = sample_profile(source, 1.0, COUNTERS, progress=False)
 
-    def _blocks(self) -> list[Samples]:
-        ends = range(READ, self._source.samples + READ, READ)
-        return [self._source.read(end - READ, min(end, self._source.samples)) for end in ends]
+    def _blocks(self) -> Iterator[Samples]:
+        for start in range(0, self._source.samples, READ):
+            yield self._source.read(start, min(start + READ, self._source.samples))
 
     def hot_set(self) -> HotSet:
         """The most used rows."""
