@@ -275,7 +275,7 @@ class AllHotAwaitable(InputAwaitable):
         words = [
             batch.status,
             counts_KW.any(),
-            torch.tensor(batch.stale, device=counts_KW.device),
+            counts_KW.new_full((), batch.stale),  # filled on the device: no copy to wait for
             *batch.hot_counts_K,
         ]
         own = torch.stack([word.int() for word in words])

@@ -34,14 +34,16 @@ class _InFlight:
 
     Attributes:
         works: to wait for.
+        sent: what must stay alive until then.
         messages: of each rank, slots of all buckets and gradients of all buckets, in the bits of
-            int32; kept alive until they have arrived.  The sums, if dense.
+            int32.  The sums, if dense.
         counts: [rank][bucket] of the slots; None if dense.
         dtype: that FBGEMM wants gradients in.
         settings: of each bucket's optimizer, as they were when the gradients were sent.
     """
 
     works: list[dist.Work]
+    sent: torch.Tensor
     messages: list[torch.Tensor]
     counts: list[list[int]] | None
     dtype: torch.dtype
@@ -64,7 +66,6 @@ class GradientSync:
         self._every = every
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
-        self._copies: torch.Tensor | None = None
         self._sums = [_Sums(replica) for replica in replicas] if every > 1 else []
         self._steps = 0  # since the last sync
 
@@ -77,7 +78,7 @@ class GradientSync:
         slots: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
-        all_to_all: bool = True,
+        all_to_all: bool,
     ) -> None:
         """Takes the gradients of one batch.
 
@@ -192,26 +193,26 @@ class GradientSync:
         others = buffer[: sizes[0]] if (rank, ranks) == (1, 2) else buffer[sizes[rank] :]
         parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
         torch.cat([*slots, *parts] if _slots_first(rank) else [*parts, *slots], out=messages[rank])
-        works = (
-            self._by_all_to_all(messages[rank], others, sizes)
-            if all_to_all
-            else self._point_to_point(messages)
-        )
-        return _InFlight(works, messages, counts, dtype, self._settings())
+        sent = messages[rank]
+        if not all_to_all:
+            works = self._point_to_point(messages)
+        else:
+            sent = sent if ranks <= 2 else sent.repeat(ranks - 1)
+            works = self._by_all_to_all(sent, others, sizes)
+        return _InFlight(works, sent, messages, counts, dtype, self._settings())
 
     def _by_all_to_all(
-        self, own: torch.Tensor, others: torch.Tensor, sizes: list[int]
+        self, copies: torch.Tensor, others: torch.Tensor, sizes: list[int]
     ) -> list[dist.Work]:
-        """Of all collectives the one that gloo spends least time on."""
+        """A copy to each other rank; of all collectives the one gloo spends least time on."""
         rank, ranks = self._pg.rank(), self._pg.size()
         if ranks == 1:
             return []
         receive = [0 if r == rank else size for r, size in enumerate(sizes)]
         send = [0 if r == rank else sizes[rank] for r in range(ranks)]
-        copies = own if ranks == 2 else own.repeat(ranks - 1)
-        work = dist.all_to_all_single(others, copies, receive, send, group=self._pg, async_op=True)
-        self._copies = copies  # kept alive until the next
-        return [work]
+        return [
+            dist.all_to_all_single(others, copies, receive, send, group=self._pg, async_op=True)
+        ]
 
     def _point_to_point(self, messages: list[torch.Tensor]) -> list[dist.Work]:
         operations = []
@@ -277,7 +278,7 @@ class GradientSync:
         works = []
         if self._pg.size() > 1:
             works.append(dist.all_reduce(flat, group=self._pg, async_op=True))
-        return _InFlight(works, [flat], None, gradients[0].dtype, self._settings())
+        return _InFlight(works, flat, [flat], None, gradients[0].dtype, self._settings())
 
     def _dense(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Slots that some rank touched, and their gradients."""
