@@ -80,6 +80,7 @@ hot: $(READY)
 		$(BIN)/fusedrec bench benchmarks/$$suite.yaml --data $(DATA) \
 			--output benchmarks/results/$$suite || exit 1; \
 	done
+	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot-rows.md
 	$(BIN)/python benchmarks/hot_drift.py --document docs/hot-rows.md
 	$(BIN)/python benchmarks/hot_quality.py $(DATA) --document docs/hot-rows.md
 	$(BIN)/python docs/performance.py

@@ -7,17 +7,14 @@ of the rows of a batch, each once, that are hot.  Draws docs/figures/hot_drift.p
 """
 
 import argparse
-import os
 import tempfile
-import warnings
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch.multiprocessing.spawn import spawn
+from ranks import on_ranks, write_into
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -36,7 +33,6 @@ CHANGE = STEPS // 2
 FAR = 1 << 30  # samples between the first and the second half: other rows are popular there
 ADAPT = fr.AdaptOptions(every=32, sample=4, counters=1 << 16, decay=0.5, margin=1.25)
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "hot_drift.png"
-BEGIN, END = "<!-- drift -->", "<!-- end of drift -->"
 
 
 def data(samples: int) -> SyntheticData:
@@ -73,15 +69,9 @@ def build(hot: fr.HotOptions) -> DistributedModelParallel:
     )
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    os.environ.update(LOCAL_WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
-    )
-    source = data(FAR + STEPS * RANKS * BATCH)
-    path = folder / "hot_set.npz"
+def hit_rates(path: Path) -> dict[str, list[float]]:
+    """Of each step, on this rank, beginning with a hot set."""
+    rank, source = dist.get_rank(), data(FAR + STEPS * RANKS * BATCH)
     models = {
         "fixed": build(fr.HotOptions(hot_set=path)),
         "adaptive": build(fr.HotOptions(hot_set=path, adapt=ADAPT)),
@@ -99,9 +89,7 @@ def rank_main(rank: int, folder: Path) -> None:
             used.rows = used.hot = 0
             model(batch).values().sum().backward()
             hits[name].append(used.hot / used.rows)
-    if rank == 0:
-        np.savez(folder / "hits.npz", fixed=hits["fixed"], adaptive=hits["adaptive"])
-    dist.destroy_process_group()
+    return hits
 
 
 def draw(fixed: list[float], adaptive: list[float]) -> None:
@@ -146,21 +134,14 @@ def main() -> None:
     parser.add_argument("--document", type=Path, help="document to write the table into")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        first = data(CHANGE * RANKS * BATCH)
-        HotSet.most_used(sample_profile(first, 0.05, 1 << 20), HOT_ROWS).save(
-            folder / "hot_set.npz"
-        )
-        spawn(rank_main, (folder,), nprocs=RANKS)
-        hits = np.load(folder / "hits.npz")
-        fixed, adaptive = hits["fixed"].tolist(), hits["adaptive"].tolist()
-    draw(fixed, adaptive)
-    text = report(fixed, adaptive)
+        path, first = Path(name) / "hot_set.npz", data(CHANGE * RANKS * BATCH)
+        HotSet.most_used(sample_profile(first, 0.05, 1 << 20), HOT_ROWS).save(path)
+        hits = on_ranks(RANKS, hit_rates, path)
+    draw(**hits)
+    text = report(**hits)
     print(text)
     if arguments.document is not None:
-        document = arguments.document.read_text()
-        before, after = document.split(BEGIN)[0], document.split(END)[1]
-        arguments.document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        write_into(arguments.document, "drift", text)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,14 @@ between the markers of a document.
 """
 
 import argparse
-import json
-import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from ranks import on_ranks, write_into
 
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
@@ -51,7 +48,6 @@ SYSTEMS: dict[str, list[str]] = {
     "hot batches, separated, adaptive": [HOT, SEPARATED, "data.hot_batches.adaptive=true"],
     "hot batches, stream, synced every 8 steps": [HOT, STREAM, "sharding.hot.sync_every=8"],
 }
-BEGIN, END = "<!-- quality -->", "<!-- end of quality -->"
 
 Run = tuple[str, int]  # system, seed
 
@@ -85,21 +81,13 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
     return {"steps": float(training.steps), **result}
 
 
-def rank_main(rank: int, folder: Path, runs: Sequence[Run], epochs: int) -> None:
-    os.environ.update(LOCAL_WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
-    )
+def train_all(folder: Path, runs: Sequence[Run], epochs: int) -> list[dict[str, float]]:
     results = []
     for number, run in enumerate(runs):
-        if rank == 0:
+        if dist.get_rank() == 0:
             print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
         results.append(train(folder, run, epochs))
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    return results
 
 
 def table(results: dict[Run, dict[str, float]], seeds: int, about: str) -> str:
@@ -151,14 +139,11 @@ def main() -> None:
             f"{hot_set.rows} hot rows of {sum(data.table_rows.values())}, picked by 5 % of the "
             f"samples; {share:.1%} of the training samples need no others."
         )
-        spawn(rank_main, (folder, runs, arguments.epochs), nprocs=RANKS)
-        values = json.loads((folder / "results.json").read_text())
+        values = on_ranks(RANKS, train_all, folder, runs, arguments.epochs)
     text = table(dict(zip(runs, values, strict=True)), arguments.seeds, about)
     print(text)
     if arguments.document is not None:
-        document = arguments.document.read_text()
-        before, after = document.split(BEGIN)[0], document.split(END)[1]
-        arguments.document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        write_into(arguments.document, "quality", text)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,14 @@ the markers of a document.
 """
 
 import argparse
-import json
-import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from ranks import on_ranks, write_into
 
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.loop import Training
@@ -36,7 +33,6 @@ OPTIMIZERS = {
     "Adam for the dense part, as in configs/criteo_kaggle.yaml": "{type: adam}",
 }
 QUALITY = ("auc", "log_loss", "normalized_entropy")
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 Run = tuple[str, str, int]  # optimizer, system, seed
 Results = dict[Run, dict[str, float]]
@@ -77,21 +73,13 @@ def change_last_bit(model: torch.nn.Module, seed: int) -> None:
                 shard.tensor.mul_(1 + signs * 2.0**-23)
 
 
-def rank_main(rank: int, folder: Path, runs: Sequence[Run], epochs: int) -> None:
-    os.environ.update(LOCAL_WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank))
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
-    )
+def train_all(folder: Path, runs: Sequence[Run], epochs: int) -> list[dict[str, float]]:
     results = []
     for number, run in enumerate(runs):
-        if rank == 0:
+        if dist.get_rank() == 0:
             print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
         results.append(train(folder, run, epochs))
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    return results
 
 
 def tables(results: Results, optimizer: str, seeds: int) -> list[str]:
@@ -147,16 +135,13 @@ def main() -> None:
             prepare([arguments.data], folder / "prepared", options)
         except ValueError as error:
             parser.error(str(error))
-        spawn(rank_main, (folder, runs, arguments.epochs), nprocs=RANKS)
-        values = json.loads((folder / "results.json").read_text())
+        values = on_ranks(RANKS, train_all, folder, runs, arguments.epochs)
     results: Results = dict(zip(runs, values, strict=True))
     lines = [line for name in OPTIMIZERS for line in tables(results, name, arguments.seeds)]
     text = "\n".join(lines)
     print(text)
     if arguments.document is not None:
-        document = arguments.document.read_text()
-        before, after = document.split(BEGIN)[0], document.split(END)[1]
-        arguments.document.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+        write_into(arguments.document, "results", text.rstrip())
 
 
 if __name__ == "__main__":

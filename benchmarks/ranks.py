@@ -1,0 +1,47 @@
+"""What the scripts here have in common: ranks on this machine, and tables in documents."""
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+__all__ = ["on_ranks", "write_into"]
+
+
+def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function on ranks of a gloo group; returns what rank 0 has, by way of JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank_main, (ranks, Path(folder), function, arguments), nprocs=ranks)
+        return json.loads((Path(folder) / "result.json").read_text())
+
+
+def _rank_main(
+    rank: int, ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(LOCAL_WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+    )
+    result = function(*arguments)
+    if rank == 0:
+        (folder / "result.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def write_into(document: Path, name: str, text: str) -> None:
+    """Puts a text between the markers of a document."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    whole = document.read_text()
+    if whole.count(begin) != 1 or whole.count(end) != 1:
+        raise ValueError(f"{document}: must have {begin!r} and {end!r} once each")
+    before, after = whole.split(begin)[0], whole.split(end)[1]
+    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
