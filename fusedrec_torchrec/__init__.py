@@ -1,6 +1,7 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.grid import GridModelParallel, GridOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
 from fusedrec_torchrec.hot.rows import reconcile
@@ -11,7 +12,7 @@ from fusedrec_torchrec.sharders import (
     FusedFeatureProcessedEmbeddingBagCollectionSharder,
     fused_sharders,
 )
-from fusedrec_torchrec.sharding_plan import fused_row_wise
+from fusedrec_torchrec.sharding_plan import GridShardingPlan, fused_row_wise
 from fusedrec_torchrec.sharding_type import FusedShardingType
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "FusedShardingPlanner",
     "FusedShardingType",
+    "GridModelParallel",
+    "GridOptions",
+    "GridShardingPlan",
     "HotOptions",
     "HotRule",
     "fused_row_wise",

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
-from torchrec.distributed.types import EnumerableShardingSpec, QuantizedCommCodecs, ShardingEnv
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingEnv2D,
+)
 from torchrec.modules.embedding_configs import PoolingType
 
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -53,8 +58,12 @@ class FusedEmbeddingSharding(
     ) -> None:
         if env.process_group is None:
             raise ValueError("env.process_group is None, fused_row_wise needs a process group")
+        ranks, self._everyone = list(range(env.world_size)), None
+        if isinstance(env, ShardingEnv2D):
+            ranks = torch.distributed.get_process_group_ranks(env.sharding_pg)
+            self._everyone = env.process_group
         for info in sharding_infos:
-            check_row_ranges(info, env.world_size)
+            check_row_ranges(info, ranks)
         super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
         self.options = ExchangeOptions()
         self.hot: HotRows | None = None
@@ -85,6 +94,7 @@ class FusedEmbeddingSharding(
             mean_S if self._pooled else None,
             self._weighted,
             self.hot,
+            self._everyone,
         )
 
     def replicate(
@@ -103,6 +113,12 @@ class FusedEmbeddingSharding(
         chosen = choose(rules, options, self.layout, lookup.kernels)
         if chosen is None:
             return
+        if self._everyone is not None:
+            raise ValueError(
+                "hot rows are not supported with 2D parallelism: their current values are in "
+                "replicas within a group, and groups sync the rows of the tables; remove the hot "
+                "rows, or use DistributedModelParallel"
+            )
         layout = ExchangeLayout(
             self._grouped_embedding_configs_per_rank, self._device, chosen.capacity
         )
@@ -130,17 +146,17 @@ class FusedEmbeddingSharding(
         return self._pg
 
 
-def check_row_ranges(info: EmbeddingShardingInfo, world_size: int) -> None:
+def check_row_ranges(info: EmbeddingShardingInfo, wanted: Sequence[int]) -> None:
     """Refuses plans other than one contiguous row range per rank, in rank order."""
     config, spec = info.embedding_config, info.param_sharding.sharding_spec
     where = f"plan of table {config.name!r} (fused_row_wise)"
     if not isinstance(spec, EnumerableShardingSpec):
         raise ValueError(f"{where}: sharding_spec is {spec}, must be an EnumerableShardingSpec")
     ranks = [shard.placement.rank() if shard.placement else None for shard in spec.shards]
-    if ranks != list(range(world_size)):
+    if ranks != list(wanted):
         raise ValueError(
             f"{where}: shards lie on ranks {ranks}, must be one shard on each of ranks "
-            f"{list(range(world_size))}, in this order (a shard may have no rows)"
+            f"{list(wanted)}, in this order (a shard may have no rows)"
         )
     _check_contiguous(where, spec.shards, config.num_embeddings, config.embedding_dim)
 

@@ -15,6 +15,7 @@ from torchrec.distributed.types import (
     EnumerableShardingSpec,
     ModuleSharder,
     ParameterSharding,
+    ShardingPlan,
     ShardingType,
     ShardMetadata,
 )
@@ -22,7 +23,7 @@ from torchrec.distributed.types import (
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["FusedParameterSharding", "fused_row_wise"]
+__all__ = ["FusedParameterSharding", "GridShardingPlan", "fused_row_wise"]
 
 
 @dataclass
@@ -34,6 +35,17 @@ class FusedParameterSharding(ParameterSharding):
     """
 
     hot_rows: HotRule | None = None
+
+
+@dataclass
+class GridShardingPlan(ShardingPlan):
+    """A plan for the ranks of one group of 2D parallelism.
+
+    Attributes:
+        sharding_group_size: ranks of a group.
+    """
+
+    sharding_group_size: int = 0
 
 
 def fused_row_wise(

@@ -97,6 +97,7 @@ class Case:
     device: str = "cpu"
     hot_options: fr.HotOptions | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    grid: fr.GridOptions | None = None
 
     @property
     def features(self) -> list[str]:
@@ -247,9 +248,15 @@ def local_device(case: Case) -> torch.device:
 
 
 def parallel(
-    model: nn.Module, plan: ShardingPlan, sharders: list[Any], device: torch.device | None = None
+    model: nn.Module,
+    plan: ShardingPlan,
+    sharders: list[Any],
+    device: torch.device | None = None,
+    grid: fr.GridOptions | None = None,
 ) -> DistributedModelParallel:
-    """The model in DistributedModelParallel, on all ranks."""
+    """The model in DistributedModelParallel or GridModelParallel, on all ranks."""
+    if grid is not None:
+        return fr.GridModelParallel(model, grid, device, plan, sharders)
     group = dist.group.WORLD
     assert group is not None
     return DistributedModelParallel(
@@ -280,7 +287,7 @@ def sharded(
     )
     module = unsharded(case)
     sharder = next(s for s in sharders if s.module_type is type(module))
-    world_size = dist.get_world_size()
+    world_size = case.grid.sharding_group_size if case.grid else dist.get_world_size()
     generators = {
         "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank, t.kernel, t.hot),
         "table_wise": lambda i, t: table_wise(rank=i % world_size, compute_kernel="fused"),
@@ -294,9 +301,13 @@ def sharded(
         module,
         {t.name: generators[t.sharding](i, t) for i, t in enumerate(case.tables)},
         sharder=sharder,
+        local_size=world_size,
+        world_size=world_size,
         device_type=case.device,
     )
-    model = parallel(Wrapper(module), ShardingPlan({"sparse": plan}), sharders, local_device(case))
+    model = parallel(
+        Wrapper(module), ShardingPlan({"sparse": plan}), sharders, local_device(case), case.grid
+    )
     state = {
         f"sparse.{prefix(case)}.{t.name}.weight": initial_weight(case, i).to(
             torch.float16 if t.dtype == "fp16" else torch.float32

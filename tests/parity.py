@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedTensor
 
@@ -54,6 +55,13 @@ def local_parts(value: Any) -> list[tuple[tuple[slice, ...], torch.Tensor]]:
                 shard.tensor,
             )
             for shard in value.local_shards()
+        ]
+    if isinstance(value, DTensor):
+        local = value.to_local()
+        return [
+            (tuple(slice(o, o + s) for o, s in zip(offsets, part.shape, strict=True)), part)
+            # Without shards there is still one offset.
+            for part, offsets in zip(local.local_shards(), local.local_offsets(), strict=False)
         ]
     return [((slice(None),), value)]
 

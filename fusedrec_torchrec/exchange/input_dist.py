@@ -17,6 +17,10 @@ number of hot rows of each bucket, the same in all messages of a sender.
 
 The exact-counts mode is the same protocol with capacity zero: the headers are the counts, and
 the second round is the exchange.
+
+With 2D parallelism the exchange is among the ranks of a group, but bad input of one group must stop
+all of them, or they would wait for it later on: a small all-gather of all ranks' status words goes
+beside the messages.
 """
 
 import math
@@ -94,6 +98,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         mean_S: whether a slot is mean-pooled; None for sequences, which do not pool.
         weighted: whether the weights of a batch count.
         hot: the hot rows; None if there are none.
+        everyone: all ranks that must hear of bad input; ``pg`` if None.
     """
 
     def __init__(
@@ -104,9 +109,11 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         mean_S: torch.Tensor | None,
         weighted: bool = False,
         hot: "HotRows | None" = None,
+        everyone: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.pg = pg
+        self.everyone = everyone
         self.hot = hot
         self._weighted = weighted
         self.layout = layout
@@ -243,8 +250,10 @@ class _Batch:
             hot.slots = self.routed.slots(counts_out)
 
     def fail(self, failed: list[int]) -> None:
+        """Raises on all ranks that hear of bad input; ranks are numbered within them."""
         message = next((describe() for bad, describe in self._reports if bool(bad)), None)
-        raise_on_all_ranks(self.input_dist.pg, failed, message, self.routed.counts_KO.device)
+        group = self.input_dist.everyone or self.input_dist.pg
+        raise_on_all_ranks(group, failed, message, self.routed.counts_KO.device)
 
 
 class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):
@@ -315,6 +324,19 @@ class _Messages(Awaitable[ReceivedRows]):
         return self._header.wait().wait()
 
 
+class _Statuses:
+    """The status words of all ranks, of other groups, too; on their way."""
+
+    def __init__(self, everyone: dist.ProcessGroup, status: torch.Tensor) -> None:
+        self._own = status.int().view(1)
+        self._found = self._own.new_empty(everyone.size())
+        self._work = dist.all_gather_single(self._found, self._own, group=everyone, async_op=True)
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        return self._found
+
+
 class HeaderAwaitable(InputAwaitable):
     """The first (and, unless it overflows, only) round: sends on construction."""
 
@@ -328,6 +350,9 @@ class HeaderAwaitable(InputAwaitable):
         if input_dist.hot is not None:
             self._header += 1 + self._buckets
         self._capacity = input_dist.capacity.current
+        self._everyone = None
+        if input_dist.everyone is not None:
+            self._everyone = _Statuses(input_dist.everyone, batch.status)
         send = self._messages(batch.status)
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(
@@ -369,11 +394,13 @@ class HeaderAwaitable(InputAwaitable):
         ranks, buckets = self._received.size(0), self._buckets
         header_W = self._received[:, : self._header]
         counts_OK = self._routed.counts_KO.t().to(header_W.dtype)
+        statuses = header_W[:, STATUS] if self._everyone is None else self._everyone.wait()
         # The one host synchronisation of the exchange: what came in, and what went out.
-        words = torch.cat([header_W.flatten(), counts_OK.flatten()]).tolist()
+        words = torch.cat([header_W.flatten(), counts_OK.flatten(), statuses]).tolist()
         rows = [words[r * self._header : (r + 1) * self._header] for r in range(ranks)]
         self._input_dist.capacity.update(max(row[WANTED] for row in rows))
-        failed = [rank for rank, row in enumerate(rows) if row[STATUS]]
+        words, failures = words[: -statuses.numel()], words[-statuses.numel() :]
+        failed = [rank for rank, status in enumerate(failures) if status]
         if failed:
             self._batch.fail(failed)
         out = words[ranks * self._header :]

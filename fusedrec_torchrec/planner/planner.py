@@ -14,6 +14,7 @@ from torchrec.distributed.planner.types import (
     ParameterConstraints,
     Partitioner,
     PerfModel,
+    PlannerError,
     Proposer,
     ShardingOption,
     Stats,
@@ -27,6 +28,7 @@ from fusedrec_torchrec.planner.enumerator import FusedEnumerator
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
 from fusedrec_torchrec.planner.stats import FusedEmbeddingStats
 from fusedrec_torchrec.sharders import fused_sharders
+from fusedrec_torchrec.sharding_plan import GridShardingPlan
 
 __all__ = ["FusedShardingPlanner"]
 
@@ -37,6 +39,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     Takes the arguments of TorchRec's ``EmbeddingShardingPlanner``; where enumerator and stats are
     not given, it uses ones that know ``fused_row_wise``.  Constraints work as in TorchRec, such
     as ``ParameterConstraints(sharding_types=["fused_row_wise"])``.
+
+    With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
+    which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
 
     Example::
 
@@ -57,13 +62,21 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         constraints: dict[str, ParameterConstraints] | None = None,
         debug: bool = True,
         callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        sharding_group_size: int | None = None,
         **kwargs: Any,
     ) -> None:
+        ranks = sharding_group_size or (topology.world_size if topology else dist.get_world_size())
         topology = topology or Topology(
-            local_world_size=get_local_size(),
-            world_size=dist.get_world_size(),
+            local_world_size=min(get_local_size(), ranks),
+            world_size=ranks,
             compute_device=get_device_type(),
         )
+        if topology.world_size != ranks:
+            raise ValueError(
+                f"topology.world_size is {topology.world_size}, must be sharding_group_size, "
+                f"{ranks}: a plan for 2D parallelism is for the ranks of one group"
+            )
+        self._sharding_group_size = sharding_group_size
         enumerator = enumerator or FusedEnumerator(
             topology=topology,
             batch_size=batch_size or BATCH_SIZE,
@@ -87,6 +100,22 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             callbacks=callbacks,
             **kwargs,
         )
+
+    def plan(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> ShardingPlan:
+        """As in TorchRec; with ``sharding_group_size``, a ``GridShardingPlan``."""
+        size = self._sharding_group_size
+        if size is None:
+            return super().plan(module, sharders)
+        try:
+            return GridShardingPlan(super().plan(module, sharders).plan, size)
+        except PlannerError as error:
+            raise PlannerError(
+                f"no plan for a group of sharding_group_size {size} ranks, each of which holds its "
+                f"share of all tables: try larger groups. {error}",
+                error.error_type,
+            ) from None
 
     def collective_plan(
         self,

@@ -1,0 +1,266 @@
+"""The sync of replicas: rows become their average over the groups.
+
+Replicas of a row differ only if some group has used the row since the last sync.  So:
+
+1. every replica sends the numbers of the rows it has used, in ONE all-gather: messages have a fixed
+   capacity and a header with the counts, as the ids' messages of the fused exchange have;
+2. the rows that any of them has used are summed in ONE all-reduce (one more for half precision) and
+   divided by the number of replicas.
+
+All replicas know from the headers how many rows travel.  If whole shards are fewer bytes than rows
+and their numbers, whole shards are averaged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from fusedrec_torchrec.exchange.buffers import Buffers
+from fusedrec_torchrec.exchange.input_dist import Capacity
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.grid.tables import Block
+from fusedrec_torchrec.grid.touched import distinct
+
+__all__ = ["Average", "Syncs"]
+
+NUMBER_BYTES = 4
+INT32_MAX = torch.iinfo(torch.int32).max
+
+
+@dataclass
+class Syncs:
+    """What syncs have done so far, on this rank.
+
+    Attributes:
+        sparse: syncs of rows.
+        dense: syncs of whole shards.
+        rows: that were averaged.
+        all_rows: that whole shards would have had.
+    """
+
+    sparse: int = 0
+    dense: int = 0
+    rows: int = 0
+    all_rows: int = 0
+
+
+@dataclass
+class _InFlight:
+    """Sums on their way.
+
+    Attributes:
+        works: to wait for.
+        places: of each block, the rows within the block; None for all rows.
+        sums: by number type, of all blocks; None if the tables themselves are summed up.
+        sent: what this rank has added to the sums; None if nobody asks.
+    """
+
+    works: list[dist.Work]
+    places: list[torch.Tensor] | None
+    sums: dict[torch.dtype, torch.Tensor] | None
+    sent: dict[torch.dtype, torch.Tensor] | None
+
+
+class Average:
+    """Averages rows over replicas.
+
+    Args:
+        pg: the replicas of this rank's shards.
+        blocks: the rows.
+        rows: number of all rows.
+        keeps_sent: whether later updates of the rows are to be kept, see ``finish``.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup, blocks: Sequence[Block], rows: int, keeps_sent: bool = False
+    ) -> None:
+        assert rows <= INT32_MAX, "row numbers travel as int32"
+        self._pg = pg
+        self._blocks = blocks
+        self._rows = rows
+        self._keeps_sent = keeps_sent
+        self._capacity = Capacity(ExchangeOptions())
+        self._buffers = Buffers()
+        self._in_flight: _InFlight | None = None
+        self._ends = torch.tensor([block.end_row for block in blocks])
+        self.done = Syncs()
+
+    @property
+    def under_way(self) -> bool:
+        return self._in_flight is not None
+
+    @property
+    def _device(self) -> torch.device:
+        return self._blocks[0].tensors[0].device
+
+    @property
+    def _all_bytes(self) -> int:
+        return sum(block.rows * block.row_bytes for block in self._blocks)
+
+    def start(self, touched: torch.Tensor | None) -> None:
+        """Sends rows off.
+
+        Args:
+            touched: rows that this rank has used, each once, in ascending order; None to average
+                all rows.
+        """
+        assert self._in_flight is None
+        if not self._blocks:
+            return
+        rows = None if touched is None else self._union(touched.to(self._device))
+        if rows is None and self._keeps_sent:  # tables must not change under way
+            rows = torch.arange(self._rows, device=self._device)
+        self.done.all_rows += self._rows
+        if rows is None:
+            self.done.dense += 1
+            self.done.rows += self._rows
+            self._in_flight = self._send_all()
+        else:
+            self.done.sparse += 1
+            self.done.rows += rows.numel()
+            self._in_flight = self._send(rows)
+
+    def finish(self, touched_since: torch.Tensor | None = None) -> None:
+        """Waits for the sums and writes the averages.
+
+        Args:
+            touched_since: rows that this rank has used since ``start``, if there are any.  What
+                they have been updated by is kept, on top of the average.
+        """
+        if self._in_flight is None:
+            return
+        arrived, self._in_flight = self._in_flight, None
+        for work in arrived.works:
+            work.wait()
+        if arrived.sums is None:
+            for block in self._blocks:
+                for tensor in block.tensors:
+                    tensor.div_(self._pg.size())
+            return
+        for sums in arrived.sums.values():
+            sums.div_(self._pg.size())
+        assert arrived.places is not None
+        if touched_since is not None:
+            self._keep_updates(arrived, touched_since.to(self._device))
+        for block, places, means in zip(
+            self._blocks, arrived.places, self._views(arrived.sums, arrived.places), strict=True
+        ):
+            for tensor, mean in zip(block.tensors, means, strict=True):
+                tensor.index_copy_(0, places, mean)
+
+    # ------------------------------------------------------------ which rows
+
+    def _union(self, touched: torch.Tensor) -> torch.Tensor | None:
+        """Rows that any replica has used; None if whole shards are fewer bytes."""
+        header, capacity = len(self._blocks), self._capacity.current
+        ends = torch.searchsorted(touched, self._ends.to(touched.device))
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        own = counts.new_zeros(header + capacity, dtype=torch.int32)
+        own[:header] = counts
+        fits = min(capacity, touched.numel())
+        own[header : header + fits] = touched[:fits]
+        messages = self._gather(own)
+        rows_of_ranks = messages[:, :header].tolist()
+        totals = [sum(row) for row in rows_of_ranks]
+        if self._whole_is_less(rows_of_ranks):
+            self._capacity.current = 0  # a header is all it takes to find out again
+            return None
+        self._capacity.update(max(self._capacity.wanted(total) for total in totals))
+        if max(totals) > capacity:
+            own = counts.new_zeros(max(totals), dtype=torch.int32)
+            own[: touched.numel()] = touched
+            messages, header = self._gather(own), 0
+        numbers = [
+            message[header : header + total]
+            for message, total in zip(messages, totals, strict=True)
+        ]
+        return distinct(torch.cat(numbers), self._rows)
+
+    def _gather(self, own: torch.Tensor) -> torch.Tensor:
+        found = own.new_empty(self._pg.size() * own.numel())
+        dist.all_gather_single(found, own, group=self._pg)
+        return found.view(self._pg.size(), -1)
+
+    def _whole_is_less(self, rows_of_ranks: Sequence[Sequence[int]]) -> bool:
+        """Whether rows, at least those of the replica with most, and numbers are more bytes."""
+        ranks = self._pg.size()
+        numbers = (ranks - 1) * max(map(sum, rows_of_ranks)) * NUMBER_BYTES
+        most = [max(row[b] for row in rows_of_ranks) for b in range(len(self._blocks))]
+        rows = sum(n * b.row_bytes for n, b in zip(most, self._blocks, strict=True))
+        both_ways = 2 * (ranks - 1) / ranks
+        return numbers + both_ways * rows >= both_ways * self._all_bytes
+
+    # ------------------------------------------------------------ rows
+
+    def _send(self, rows: torch.Tensor) -> _InFlight:
+        bounds = [0, *torch.searchsorted(rows, self._ends.to(rows.device)).tolist()]
+        places = [
+            rows[bounds[k] : bounds[k + 1]] - block.first_row
+            for k, block in enumerate(self._blocks)
+        ]
+        sizes: dict[torch.dtype, int] = {}
+        for block, place in zip(self._blocks, places, strict=True):
+            for t in block.tensors:
+                sizes[t.dtype] = sizes.get(t.dtype, 0) + place.numel() * t.size(1)
+        sums = {
+            dtype: self._buffers.take(f"sums of {dtype}", (size,), dtype, self._device)
+            for dtype, size in sizes.items()
+        }
+        for block, place, views in zip(
+            self._blocks, places, self._views(sums, places), strict=True
+        ):
+            for tensor, view in zip(block.tensors, views, strict=True):
+                torch.index_select(tensor, 0, place, out=view)
+        sent = None
+        if self._keeps_sent:
+            sent = {dtype: flat.clone() for dtype, flat in sums.items()}
+        works = [
+            dist.all_reduce(flat, group=self._pg, async_op=True)
+            for flat in sums.values()
+            if flat.numel()
+        ]
+        return _InFlight(works, places, sums, sent)
+
+    def _views(
+        self, flats: dict[torch.dtype, torch.Tensor], places: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """Of each block, the part of the flat buffers that each of its tensors has."""
+        views, used = [], dict.fromkeys(flats, 0)
+        for block, place in zip(self._blocks, places, strict=True):
+            of_block = []
+            for t in block.tensors:
+                size = place.numel() * t.size(1)
+                part = flats[t.dtype][used[t.dtype] : used[t.dtype] + size]
+                of_block.append(part.view(place.numel(), t.size(1)))
+                used[t.dtype] += size
+            views.append(of_block)
+        return views
+
+    def _send_all(self) -> _InFlight:
+        works = [
+            dist.all_reduce(tensor, group=self._pg, async_op=True)
+            for block in self._blocks
+            for tensor in block.tensors
+        ]
+        return _InFlight(works, None, None, None)
+
+    def _keep_updates(self, arrived: _InFlight, touched_since: torch.Tensor) -> None:
+        """Adds to the averages what this rank's rows have changed since they were sent.
+
+        Only to rows that were used since then: the others must be the average to the last bit,
+        since nobody will sync them again.
+        """
+        assert arrived.places is not None and arrived.sums is not None and arrived.sent is not None
+        for block, places, means, sent in zip(
+            self._blocks,
+            arrived.places,
+            self._views(arrived.sums, arrived.places),
+            self._views(arrived.sent, arrived.places),
+            strict=True,
+        ):
+            again = torch.isin(places + block.first_row, touched_since).nonzero().flatten()
+            for tensor, mean, before in zip(block.tensors, means, sent, strict=True):
+                now = tensor.index_select(0, places.index_select(0, again))
+                mean.index_add_(0, again, now - before.index_select(0, again))

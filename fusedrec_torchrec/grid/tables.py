@@ -1,0 +1,152 @@
+"""The FBGEMM tables of a model, as the rows that replicas have in common."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import nn
+
+__all__ = ["Block", "TableRows", "fbgemm_tables"]
+
+FbgemmTable = SplitTableBatchedEmbeddingBagsCodegen
+
+
+def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
+    """All sharded tables with an optimizer in backward, each once, in the same order on all ranks.
+
+    TorchRec keeps some lookups in plain lists, which ``modules()`` does not see.
+    """
+    found: dict[int, FbgemmTable] = {}
+
+    def visit(module: nn.Module) -> None:
+        if isinstance(module, FbgemmTable):
+            found[id(module)] = module
+        for lookup in getattr(module, "_lookups", None) or []:
+            visit(getattr(lookup, "module", lookup))
+        for child in module.children():
+            visit(child)
+
+    visit(model)
+    return list(found.values())
+
+
+class Block:
+    """Rows of one width: weights, and optimizer state if it is synced, too.
+
+    Args:
+        first_row: number of the first row among all rows of the rank.
+        tensors: [rows, columns] each; views that share the table's memory.
+    """
+
+    def __init__(self, first_row: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.first_row = first_row
+        self.tensors = list(tensors)
+        self.rows = tensors[0].size(0)
+        self.row_bytes = sum(t.size(1) * t.itemsize for t in tensors)
+
+    @property
+    def end_row(self) -> int:
+        return self.first_row + self.rows
+
+
+class TableRows:
+    """One FBGEMM table, which may be of several tables of TorchRec's.
+
+    Args:
+        table: FBGEMM's.
+        first_row: number of its first row among all rows of the rank.
+        optimizer_state: whether blocks have the optimizer's state.
+    """
+
+    def __init__(self, table: FbgemmTable, first_row: int, optimizer_state: bool) -> None:
+        self.table = table
+        self.first_row = first_row
+        weights = [weight.detach() for weight in table.split_embedding_weights()]
+        states: list[tuple[torch.Tensor, ...]] = [()] * len(weights)
+        if optimizer_state:
+            states = [_floats(of_table) for of_table in table.split_optimizer_states()] or states
+        self.row_counts = [weight.size(0) for weight in weights]
+        self.rows = sum(self.row_counts)
+        per_table = [
+            [_matrix(t, weight.size(0)) for t in (weight, *state)]
+            for weight, state in zip(weights, states, strict=True)
+        ]
+        self.blocks = list(_blocks(first_row, per_table))
+        # FBGEMM's buckets of ours are one table with one feature, whatever they show themselves as.
+        self._is_bucket = len(table.feature_table_map) == 1
+        starts = list(accumulate(self.row_counts, initial=0))
+        device = table.current_device
+        self._start_F = torch.tensor([starts[t] for t in table.feature_table_map], device=device)
+        self._rows_F = torch.tensor(
+            [self.row_counts[t] for t in table.feature_table_map], device=device
+        )
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the device has a cache of rows in host memory."""
+        return any(
+            spec[2] == EmbeddingLocation.MANAGED_CACHING for spec in self.table.embedding_specs
+        )
+
+    def row_numbers(
+        self,
+        indices_N: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size_per_feature_per_rank: list[list[int]] | None,
+    ) -> torch.Tensor:
+        """Rows that a lookup uses, numbered within this table."""
+        if self._is_bucket:
+            return indices_N.long()
+        features = self._start_F.numel()
+        if batch_size_per_feature_per_rank is None:
+            bags = (offsets.numel() - 1) // features
+            ends = offsets[bags::bags] if bags else offsets.new_zeros(features)
+        else:
+            sizes = list(accumulate(sum(row) for row in batch_size_per_feature_per_rank))
+            ends = offsets[sizes]
+        counts_F = torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
+        start_N, rows_N = (
+            values_F.repeat_interleave(counts_F, output_size=indices_N.numel())
+            for values_F in (self._start_F, self._rows_F)
+        )
+        # FBGEMM takes the first row for an id that is out of range.
+        ids_N = indices_N.long()
+        return start_N + torch.where((ids_N < 0) | (ids_N >= rows_N), 0, ids_N)
+
+
+def _floats(state: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Averages of counters and step numbers make no sense."""
+    return tuple(t.detach() for t in state if t.is_floating_point() and t.numel())
+
+
+def _matrix(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    return tensor.view(rows, -1) if rows else tensor.view(0, max(tensor.shape[-1], 1))
+
+
+def _blocks(first_row: int, per_table: Sequence[Sequence[torch.Tensor]]) -> Iterator[Block]:
+    """One block for all tables if they are alike and one behind another in memory."""
+    per_table = [tensors for tensors in per_table if tensors[0].size(0)]
+    if not per_table:
+        return
+    if all(map(_one_behind_another, zip(*per_table, strict=True))):
+        rows = sum(tensors[0].size(0) for tensors in per_table)
+        whole = [t.as_strided((rows, t.size(1)), (t.size(1), 1)) for t in per_table[0]]
+        yield Block(first_row, whole)
+        return
+    for tensors in per_table:
+        yield Block(first_row, tensors)
+        first_row += tensors[0].size(0)
+
+
+def _one_behind_another(parts: Sequence[torch.Tensor]) -> bool:
+    first = parts[0]
+    place = first.data_ptr()
+    for part in parts:
+        if part.size(1) != first.size(1) or part.data_ptr() != place or not part.is_contiguous():
+            return False
+        place += part.nbytes
+    return True

@@ -1,0 +1,80 @@
+"""Which rows a rank's lookups have used in training, since the last sync."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedrec_torchrec.grid.tables import TableRows
+
+__all__ = ["TouchedRows", "distinct"]
+
+# Up to here a bit for every row is faster than to sort the rows that were used.
+ROWS_PER_USE = 64
+
+
+def distinct(numbers: torch.Tensor, rows: int) -> torch.Tensor:
+    """Row numbers in ascending order, each once.
+
+    Args:
+        numbers: in [0, rows), in any order.
+        rows: how many there are.
+    """
+    if rows > ROWS_PER_USE * numbers.numel():
+        return numbers.unique()
+    used = torch.zeros(rows, dtype=torch.bool, device=numbers.device)
+    return used.index_fill_(0, numbers.long(), True).nonzero().flatten()
+
+
+class TouchedRows:
+    """Listens to the lookups of tables.
+
+    A row that is looked up with gradients will be updated; one that is not keeps its value, on all
+    replicas.  So these are all the rows in which replicas may differ.
+
+    Args:
+        tables: whose lookups count.
+        rows: of all tables together.
+    """
+
+    def __init__(self, tables: Sequence[TableRows], rows: int) -> None:
+        self._rows = rows
+        self._seen: list[torch.Tensor] = []
+        self._size = 0
+        for table in tables:
+            listener = _Listener(self, table)
+            table.table.register_forward_pre_hook(listener, with_kwargs=True)
+
+    def add(self, numbers: torch.Tensor) -> None:
+        """Takes rows, by their number among all rows of the rank."""
+        self._seen.append(numbers)
+        self._size += numbers.numel()
+        if self._size > 4 * self._rows + (1 << 16):  # bounds the memory between syncs
+            self._seen = [self.rows()]
+            self._size = self._seen[0].numel()
+
+    def rows(self) -> torch.Tensor:
+        """Rows used so far, each once, in ascending order."""
+        if not self._seen:
+            return torch.empty(0, dtype=torch.int64)
+        return distinct(torch.cat(self._seen), self._rows)
+
+    def clear(self) -> None:
+        self._seen, self._size = [], 0
+
+
+class _Listener:
+    """Called before each lookup of a table."""
+
+    def __init__(self, touched: TouchedRows, table: TableRows) -> None:
+        self._touched = touched
+        self._table = table
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        indices, offsets = (*args, kwargs.get("indices"), kwargs.get("offsets"))[:2]
+        sizes = kwargs.get("batch_size_per_feature_per_rank")
+        numbers = self._table.row_numbers(indices, offsets, sizes)
+        self._touched.add(numbers + self._table.first_row)
