@@ -112,6 +112,11 @@ class FusedEmbeddingSharding(
         """
         chosen = choose(rules, options, self.layout, lookup.kernels)
         if chosen is None:
+            if options != HotOptions(tables=options.tables):
+                logger.warning(
+                    "hot: settings are given, but no rows: set rule, tables or hot_set, or "
+                    "hot_rows in the plan"
+                )
             return
         if self._everyone is not None:
             raise ValueError(

@@ -47,7 +47,12 @@ def add_command(commands: Any) -> None:
         help="a folder of prepared data, a training configuration (.yaml), or Criteo text files",
     )
     parser.add_argument("--batch-size", type=int, default=4096, help="(default %(default)s)")
-    parser.add_argument("--samples", type=int, default=None, help="only the first so many")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=None,
+        help="only the first so many; --share is of all of them",
+    )
     parser.add_argument("--top", type=int, default=3, help="most used rows to show of each table")
     parser.add_argument("--plot", type=Path, default=None, help="draws coverage curves (.png)")
     parser.add_argument("--json", type=Path, default=None, help="writes the figures to a file")
@@ -94,10 +99,15 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     sampled = None
+    writes = arguments.save is not None or arguments.hot_set is not None
+    if not writes and (arguments.merge or arguments.sample_only):
+        raise ValueError("--merge and --sample-only need --save or --hot-set, to write to")
+    if arguments.sample_only and arguments.plot is not None:
+        raise ValueError("--plot needs all samples, for the true curve: leave out --sample-only")
     with tempfile.TemporaryDirectory() as scratch:
         source = _open(arguments, Path(scratch))
         progress = not arguments.quiet
-        if arguments.save is not None or arguments.hot_set is not None:
+        if writes:
             sampled = sample_profile(source, arguments.share, arguments.counters, progress)
             others = [AccessProfile.load(path) for path in arguments.merge]
             sampled = AccessProfile.merged([sampled, *others]) if others else sampled

@@ -42,6 +42,15 @@ class HotSet:
         """Hot rows of all tables."""
         return sum(map(len, self.ids.values()))
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, HotSet)
+            and self.table_rows == other.table_rows
+            and all(np.array_equal(ids, other.ids[name]) for name, ids in self.ids.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     def save(self, path: Path) -> None:
         arrays = {f"ids_{i}": ids for i, ids in enumerate(self.ids.values())}
         write_arrays(path, KIND, {"table_rows": self.table_rows}, arrays)

@@ -4,6 +4,8 @@ FAE (VLDB 2022) sorts the inputs once, before training, into those that need hot
 others.  The samples that are held out for evaluation stay where they are, at the end.
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from fusedrec_torchrec.data.prepare import write_json, write_parquet
 from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.data.samples import Samples
 
-__all__ = ["separate"]
+__all__ = ["HOT_SET", "separate"]
+
+HOT_SET = "hot_set.npz"  # in the folder: what it was sorted by
 
 PART_SAMPLES = 1 << 20
 GROUP_SAMPLES = 1 << 13
@@ -46,7 +50,27 @@ def separate(
         raise ValueError(f"held_out is {held_out}, must be in [0, 1)")
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty, must be a new folder")
-    output.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever is interrupted leaves no folder that looks like the result.
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+        _write(data, hot_set, Path(folder), held_out, progress)
+        Path(folder).chmod(0o777 & ~_umask())
+        if output.exists():
+            output.rmdir()
+        Path(folder).rename(output)
+        Path(folder).mkdir()  # for the context to remove
+    return PreparedData.open(output)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write(
+    data: PreparedData, hot_set: HotSet, output: Path, held_out: float, progress: bool
+) -> None:
     (first, train), (rest, evaluation) = split(data, held_out)
     writer = _Writer(data, output)
     hot = 0
@@ -60,11 +84,10 @@ def separate(
     for samples in _blocks(data, rest, evaluation, "held-out samples", progress):
         writer.add(samples)
     parts = writer.finish()
-    hot_set.save(output / "hot_set.npz")
+    hot_set.save(output / HOT_SET)
     identity = {**data.manifest["identity"], "hot_samples": hot, "held_out": held_out}
     manifest = {**data.manifest, "identity": identity, "parts": parts}
     write_json(output / MANIFEST, manifest)
-    return PreparedData.open(output)
 
 
 def _blocks(

@@ -5,7 +5,6 @@ dimensional sparse parallelism", Meta, 2025).  TorchRec's ``DMPCollection`` does
 and syncs whole shards.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch

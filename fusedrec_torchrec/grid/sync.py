@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-
 from torch.profiler import record_function
+
 from fusedrec_torchrec.grid.average import Average, Syncs
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions

@@ -179,15 +179,18 @@ class _Choice:
         for t in tables:
             k = self._bucket_of[t]
             features[k] = features.get(k, 0) + len(self._layout.tables[t].features)
-        for k, count in features.items():
-            taken = sum(len(self._ids[t]) for t in tables if self._bucket_of[t] == k)
-            share = count / max(sum(features.values()), 1)
-            allowed = taken
-            if rule.top_k is not None:
-                allowed = int(rule.top_k * share)
-            elif rule.memory is not None:
-                allowed = int(rule.memory * share) // self._row_bytes[k]
-            self._room[k] += max(taken, allowed)
+        taken = {
+            k: sum(len(self._ids[t]) for t in tables if self._bucket_of[t] == k) for k in features
+        }
+        cost = {k: 1 if rule.memory is None else self._row_bytes[k] for k in features}
+        left = float(rule.top_k or rule.memory or 0) - sum(taken[k] * cost[k] for k in features)
+        waiting = sum(features.values())
+        for k in sorted(features, key=lambda k: (features[k], k)):
+            # Of what is left, the last bucket gets what others could not use.
+            more = max(int(left * features[k] / max(waiting, 1)) // cost[k], 0)
+            self._room[k] += taken[k] + more
+            left -= more * cost[k]
+            waiting -= features[k]
 
     def _worth(
         self,
@@ -249,6 +252,12 @@ def _check_optimizer(kernel: BucketKernel, table: str) -> None:
             f"{[each.value for each in STATES]}"
         )
     fbgemm = kernel.table
+    if hasattr(fbgemm, "prev_iter_physical_offsets"):
+        raise ValueError(
+            f"hot rows of table {table!r}: its weight decay (COUNTER, COWCLIP or global) counts "
+            "the steps of each row, which replicas do not; weight_decay_mode must be NONE, L2 or "
+            "DECOUPLE"
+        )
     rounds_at_random = (
         fbgemm.optimizer_args.stochastic_rounding
         and fbgemm.weights_precision == SparseType.FP16

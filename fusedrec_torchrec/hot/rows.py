@@ -94,12 +94,13 @@ class HotRows:
 
         Collective where there is something to do, which all ranks know.
         """
-        while self._current.version < batch.version:
-            self._swap(self._coming.popleft())
-        # A pipeline routes a batch before the one before it is looked up; what that one has loaded
-        # need not be loaded again.
-        if batch.stale and batch.loads == self._loads:
-            self._reload()
+        with torch.inference_mode(False):  # what is made here outlives an evaluation
+            while self._current.version < batch.version:
+                self._swap(self._coming.popleft())
+            # A pipeline routes a batch before the one before it is looked up; what that one has
+            # loaded need not be loaded again.
+            if batch.stale and batch.loads == self._loads:
+                self._reload()
         assert self._current.version == batch.version, "batches are looked up in order"
 
     def look_up(self, batch: HotBatch, out: torch.Tensor) -> None:
@@ -145,8 +146,12 @@ class HotRows:
             home.look_again()
 
     def purge(self) -> None:
-        """The tables are about to be overwritten, and the replicas with them."""
-        self._sync.finish()
+        """The tables are about to be overwritten, as much of them as is loaded; then homes count.
+
+        What is not loaded must not go back, so homes are brought up to date first.  What
+        ``sync_every`` has put off is dropped.
+        """
+        self.flush()
         for home in self._homes:
             home.all_foreign()
 

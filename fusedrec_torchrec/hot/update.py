@@ -33,9 +33,9 @@ def update_of(table: BucketTable) -> Update:
 
 def _through_a_lookup(table: BucketTable) -> Update:
     def update(rows: torch.Tensor, offsets: torch.Tensor, gradients: torch.Tensor) -> None:
-        with torch.enable_grad():
-            found = table(indices=rows, offsets=offsets)
-        found.backward(gradients)
+        # The last step's update may come with an evaluation.
+        with torch.inference_mode(False), torch.enable_grad():
+            table(indices=rows, offsets=offsets).backward(gradients)
 
     return update
 

@@ -101,9 +101,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             **kwargs,
         )
 
-    def plan(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
-    ) -> ShardingPlan:
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """As in TorchRec; with ``sharding_group_size``, a ``GridShardingPlan``."""
         size = self._sharding_group_size
         if size is None:

@@ -253,6 +253,7 @@ class Training:
             count = min(count, self._config.eval_batches)
         if count == 0:
             return {}
+        reconcile(self.model)  # all ranks evaluate the same model, the one that would be saved
         self.model.eval()
         metrics = ClickMetrics(self._device)
         batches = self._eval_data.read(0, count)

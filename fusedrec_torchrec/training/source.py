@@ -9,6 +9,7 @@ from fusedrec_torchrec.data.loader import Loader, split
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.separate import HOT_SET
 from fusedrec_torchrec.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
@@ -86,6 +87,13 @@ def train_loader(
     hot_set = HotSet.load(config.sharding.hot.hot_set)
     if order == "stream":
         return loader(part, HotFirst(hot_set, rates))
+    assert config.data.criteo.prepared is not None
+    separated_by = Path(config.data.criteo.prepared) / HOT_SET
+    if HotSet.load(separated_by) != hot_set:
+        raise ValueError(
+            f"sharding.hot.hot_set is {config.sharding.hot.hot_set}, but the data was separated by "
+            f"other hot rows, {separated_by}: its hot batches would not be hot"
+        )
     # What does not fill a hot batch goes with the cold ones.
     hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
     return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)

@@ -105,6 +105,12 @@ def test_a_profile_of_other_tables_is_refused() -> None:
             each.check({"a": 41})
 
 
+def _with_few_counters(source: SyntheticData, start: int) -> AccessProfile:
+    recorder = Recorder(TABLES, 12)
+    recorder.add(list(ids_by_feature(source.read(start, start + 1000), 2)), 1000)
+    return recorder.profile()
+
+
 def test_profiles_of_parts_make_one_of_the_whole() -> None:
     source = synthetic()
     parts = []
@@ -124,6 +130,23 @@ def test_profiles_of_parts_make_one_of_the_whole() -> None:
             for each in (merged, whole)
         ]
         assert pairs[0] == pairs[1]
+    few = [_with_few_counters(source, start) for start in (0, 1000)]
+    assert all(part.error > 0 for part in few)
+    merged = AccessProfile.merged(few)
+    for name in TABLES:
+        true = np.bincount(
+            np.concatenate(
+                [
+                    list(ids_by_feature(source.read(s, s + 1000), 2))[list(TABLES).index(name)]
+                    for s in (0, 1000)
+                ]
+            ),
+            minlength=TABLES[name],
+        )
+        counted = np.zeros(TABLES[name], int)
+        counted[merged.ids[name]] = merged.counts[name]
+        assert (counted <= true).all() and (true - counted <= merged.error).all()
+    assert merged.error >= max(part.error for part in few)
     other = Recorder({"a": 41, "b": 60}, 10).profile()
     with pytest.raises(ValueError, match="same tables"):
         AccessProfile.merged([merged, other])

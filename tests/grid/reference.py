@@ -42,7 +42,9 @@ def grid_run(case: Case) -> GridRun:
     run = GridRun()
     for module in modules:
         parameters = dict(module.named_parameters())
-        run.weights.append({t.name: parameters[f"{prefix(case)}.{t.name}.weight"] for t in case.tables})
+        run.weights.append(
+            {t.name: parameters[f"{prefix(case)}.{t.name}.weight"] for t in case.tables}
+        )
         run.states.append({})
         for i, t in enumerate(case.tables):
             with torch.no_grad():

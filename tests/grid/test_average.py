@@ -28,7 +28,9 @@ MIXED = tuple(
 )
 STOCK = tuple(
     dataclasses.replace(t, pooling="sum", sharding=sharding)
-    for t, sharding in zip(TABLES, ("table_wise", "table_wise", "row_wise", "row_wise"), strict=True)
+    for t, sharding in zip(
+        TABLES, ("table_wise", "table_wise", "row_wise", "row_wise"), strict=True
+    )
 )
 LAYOUTS = ["replicas_adjacent", "groups_adjacent"]
 
@@ -39,7 +41,9 @@ def train(case: Case) -> None:
     model = sharded(case)
     assert case.grid is not None
     group = next(
-        g for g, ranks in enumerate(groups_of(case.grid, dist.get_world_size())) if dist.get_rank() in ranks
+        g
+        for g, ranks in enumerate(groups_of(case.grid, dist.get_world_size()))
+        if dist.get_rank() in ranks
     )
     for step in range(case.steps):
         outputs = train_step(case, model, step)
@@ -50,7 +54,9 @@ def train(case: Case) -> None:
     for t in case.tables:
         value = state_dict[f"sparse.embedding_bags.{t.name}.weight"]
         for where, part in local_parts(value):
-            torch.testing.assert_close(part, run.weights[group][t.name][where].detach(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                part, run.weights[group][t.name][where].detach(), rtol=1e-5, atol=1e-5
+            )
         want_state = run.states[group][t.name]
         if want_state is not None and t.name in states:
             for where, part in local_parts(states[t.name]):

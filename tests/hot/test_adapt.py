@@ -84,6 +84,27 @@ def test_the_hot_set_follows_the_data(cluster_2: Cluster) -> None:
     cluster_2.run(follow, case_of(2))
 
 
+def stay(case: Case) -> None:
+    """The same batch again and again: the most used rows are hot, and stay so."""
+    model = sharded(case)
+    hot = hot_rows(model)
+    for _ in range(2 * ADAPT.every):
+        train_step(case, model, 0)
+    settled = [keys.sort().values for keys in hot.index.home_keys]
+    version = hot.index.version
+    for _ in range(4 * ADAPT.every):
+        train_step(case, model, 0)
+    assert hot.index.version == version > 0
+    for before, after in zip(settled, hot.index.home_keys, strict=True):
+        assert torch.equal(before, after.sort().values)
+
+
+def test_a_hot_set_that_is_right_stays(cluster_2: Cluster) -> None:
+    """Rows that are hot are counted, too, as the rows they are."""
+    sizes = dataclasses.replace(case_of(2), batch_sizes=(40, 40))
+    cluster_2.run(stay, sizes)
+
+
 def save_and_swap(case: Case) -> None:
     """Writes into the tables between swaps count, also for rows that come and go."""
     plain_case = without_hot_rows(case)

@@ -151,6 +151,28 @@ def test_a_checkpoint_that_is_loaded_in_place_counts(cluster_2: Cluster, tmp_pat
     cluster_2.run(save_and_load, case_of(), str(tmp_path))
 
 
+def load_a_part(case: Case, loaded: str) -> None:
+    """What a load leaves alone goes on as it was: other tables, and optimizer state."""
+    models = {each: sharded(each) for each in (case, without_hot_rows(case))}
+    for each, model in models.items():
+        for step in range(3):
+            train_step(each, model, step)
+        names = [k for k in model.state_dict() if loaded == "weights" or k.endswith("a.weight")]
+        ones = {k: torch.ones(model.state_dict()[k].size()) for k in names}
+        model.load_state_dict(ones, strict=False)
+        for step in range(3, case.steps):
+            train_step(each, model, step)
+    same_on_all_ranks(replica_bits(models[case]))
+    got, want = models.values()
+    same(got.state_dict(), want.state_dict())
+    same(got.fused_optimizer.state_dict()["state"], want.fused_optimizer.state_dict()["state"])
+
+
+@pytest.mark.parametrize("loaded", ["one table", "weights"])
+def test_a_load_of_a_part_leaves_the_rest_alone(cluster_2: Cluster, loaded: str) -> None:
+    cluster_2.run(load_a_part, case_of(), loaded)
+
+
 def memory_of_replicas(case: Case) -> None:
     model, plain = sharded(case), sharded(without_hot_rows(case))
     for each in (model, plain):

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
+    WeightDecayMode,
+)
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.data.access_profile import Recorder
@@ -117,7 +121,13 @@ def test_room_for_what_adaptation_finds(cluster_2: Cluster, tmp_path: Path) -> N
     assert cluster_2.run(room, CASE, options)[0] == [(6, 0), (3, 0)]
     options = fr.HotOptions(rule=fr.HotRule(top_k=9), adapt=adapt, profile=profile)
     (slots_ab, hot_ab), (slots_c, hot_c) = cluster_2.run(room, CASE, options)[0]
-    assert hot_ab + hot_c == 9 and slots_ab >= max(hot_ab, 6) and slots_c >= max(hot_c, 3)
+    assert hot_ab + hot_c == 9 == slots_ab + slots_c  # a full budget leaves no room
+    # Row-wise AdaGrad: 36 bytes of a row of a and b, 68 of a row of c.
+    options = fr.HotOptions(rule=fr.HotRule(memory=720), adapt=adapt, profile=profile)
+    (slots_ab, _), (slots_c, _) = cluster_2.run(room, CASE, options)[0]
+    assert 720 - 68 < slots_ab * 36 + slots_c * 68 <= 720
+    options = fr.HotOptions(rule=fr.HotRule(top_k=1), adapt=adapt)
+    assert cluster_2.run(room, CASE, options)[0] == [(1, 0), (0, 0)]
     options = fr.HotOptions(rule=fr.HotRule(top_k=1000), adapt=adapt)
     assert cluster_2.run(room, CASE, options)[0] == [(30, 0), (12, 0)]
 
@@ -163,6 +173,18 @@ def test_what_is_refused(cluster_2: Cluster, tmp_path: Path) -> None:
     assert "has no table 'c'; it is of a, b" in message(rule=rule, profile=third)
     assert "does not exist" in message(rule=rule, profile=tmp_path / "missing.npz")
     assert "table 'a' with 11 rows, here it has 10" in message(hot_set=tmp_path / "h.npz")
+
+
+def test_optimizers_that_count_the_steps_of_a_row_are_refused(cluster_2: Cluster) -> None:
+    settings = (
+        ("weight_decay", 0.01),
+        ("weight_decay_mode", WeightDecayMode.COUNTER),
+        ("counter_based_regularization", CounterBasedRegularizationDefinition()),
+    )
+    case = dataclasses.replace(CASE, settings=settings)
+    hot = fr.HotOptions(tables={"a": fr.HotRule(ids=[1])})
+    (text, _) = cluster_2.run(fails, case, hot)
+    assert "weight_decay_mode must be NONE, L2 or DECOUPLE" in text
 
 
 def names_a_table_that_is_not_there(case: Case) -> str:

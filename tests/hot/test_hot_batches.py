@@ -12,7 +12,13 @@ import fusedrec_torchrec as fr
 from fusedrec_torchrec.collectives import CollectiveCounter
 from tests.case import Case, Table, batch, coefficients, sharded
 from tests.cluster import Cluster
-from tests.hot.replicas import same, train_and_compare, without_hot_rows
+from tests.hot.replicas import (
+    replica_bits,
+    same,
+    same_on_all_ranks,
+    train_and_compare,
+    without_hot_rows,
+)
 from tests.hot.test_parity import MIXED_DIMS
 
 HOT_BATCHES = fr.HotOptions(hot_batches=True)
@@ -82,6 +88,31 @@ def hot_and_cold(case: Case) -> None:
 def test_hot_batches_need_no_all_to_all(cluster_2: Cluster, optimizer: str) -> None:
     case = Case(tables=TABLES, batch_sizes=(6, 4), optimizer=optimizer, hot_options=HOT_BATCHES)
     cluster_2.run(hot_and_cold, case)
+
+
+def write_on_one_rank(case: Case) -> None:
+    """One rank's tables are written into between hot batches: all ranks load them."""
+    plain_case = without_hot_rows(case)
+    model, plain = sharded(case), sharded(plain_case)
+    plain_hot = dataclasses.replace(plain_case, tables=case.tables)
+    for step in range(4):
+        if step == 2:
+            states = [each.state_dict() for each in (model, plain)]
+            if dist.get_rank() == 1:
+                for state in states:
+                    for value in state.values():
+                        value.local_shards()[0].tensor += 1
+        train(case, model, step, [0, 1])
+        train(plain_hot, plain, step, [0, 1])
+    same_on_all_ranks(replica_bits(model))
+    same(model.state_dict(), plain.state_dict())
+
+
+def test_a_write_on_one_rank_is_heard_in_a_hot_batch(cluster_2: Cluster) -> None:
+    case = Case(
+        tables=TABLES, batch_sizes=(6, 4), optimizer="rowwise_adagrad", hot_options=HOT_BATCHES
+    )
+    cluster_2.run(write_on_one_rank, case)
 
 
 def bad_id_in_a_hot_batch(case: Case) -> str:
