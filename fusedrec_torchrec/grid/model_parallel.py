@@ -1,8 +1,8 @@
 """``GridModelParallel``: 2D sparse parallelism for fused and stock tables, on CPU and CUDA.
 
-Tables are sharded over the ranks of a group, and each group is a replica of the others ("Two-
-dimensional sparse parallelism", Meta, 2025).  TorchRec's ``DMPCollection`` does the same on CUDA only,
-and syncs whole shards.
+Tables are sharded over the ranks of a group, and each group is a replica of the others
+("Two-dimensional sparse parallelism", Meta, 2025).  TorchRec's ``DMPCollection`` does the same on
+CUDA only, and syncs whole shards.
 """
 
 from typing import Any

@@ -64,7 +64,7 @@ def train(case: Case) -> None:
                 torch.testing.assert_close(part.view_as(want), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("world_size,size", [(2, 1), (4, 2), (4, 1)])
+@pytest.mark.parametrize(("world_size", "size"), [(2, 1), (4, 2), (4, 1)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_groups_train_as_whole_models_do(
     clusters: Callable[[int], Cluster], world_size: int, size: int, optimizer: str

@@ -155,10 +155,11 @@ def load_a_part(case: Case, loaded: str) -> None:
     """What a load leaves alone goes on as it was: other tables, and optimizer state."""
     models = {each: sharded(each) for each in (case, without_hot_rows(case))}
     for each, model in models.items():
+        state = model.state_dict()  # not after training, which would bring the tables up to date
+        names = [k for k in state if loaded == "weights" or k.endswith("a.weight")]
+        ones = {k: torch.ones(state[k].size()) for k in names}
         for step in range(3):
             train_step(each, model, step)
-        names = [k for k in model.state_dict() if loaded == "weights" or k.endswith("a.weight")]
-        ones = {k: torch.ones(model.state_dict()[k].size()) for k in names}
         model.load_state_dict(ones, strict=False)
         for step in range(3, case.steps):
             train_step(each, model, step)
