@@ -43,6 +43,26 @@ def compare_ends(case: Case) -> None:
     same(got.state_dict(), want.state_dict())
 
 
+def same_batches(case: Case) -> None:
+    """With equal batches, what a rank does alone in between is what all do together."""
+    plain_case = without_hot_rows(case)
+    models = {case: sharded(case), plain_case: sharded(plain_case)}
+    for step in range(case.steps):
+        outputs = []
+        for model in models.values():
+            found = model(batch(case, step, 0))
+            sum(
+                (out * coefficients(case, step, 0, n, out)).sum() for n, out in found.items()
+            ).backward()
+            outputs.append(found)
+        for name in outputs[0]:
+            assert torch.equal(outputs[0][name], outputs[1][name]), (step, name)
+
+
+def test_in_between_a_rank_takes_its_batch_for_all(cluster_2: Cluster) -> None:
+    cluster_2.run(same_batches, case_of(4, steps=4))
+
+
 def gradient_sums(case: Case, steps: range) -> torch.Tensor:
     """Of table a, over all ranks and the given steps; divided by the number of ranks."""
     weight = torch.zeros(50, 8)

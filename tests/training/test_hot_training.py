@@ -9,6 +9,7 @@ import torch
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.profile import sample_profile
+from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
@@ -65,11 +66,14 @@ def test_a_resumed_run_with_hot_batches_equals_an_uninterrupted_one(
     data = hot_batches(tmp_path / "run", rows=1500, **settings)
     data |= {"eval_every": 4, "checkpoint": {"every": 7, "keep": 9}}
     whole = cluster_2.run(train, data)
+    folder = tmp_path / "run" / "checkpoints"
+    last = read_run_state(find_checkpoints(folder)[-1])
     # Step 14 is between two evaluations.
-    checkpoint = str(tmp_path / "run" / "checkpoints" / "step_00000014")
-    resumed = cluster_2.run(train, data, checkpoint)
+    resumed = cluster_2.run(train, data, str(folder / "step_00000014"))
     for one, other in zip(whole, resumed, strict=True):
         same(one, other)
+    assert last.step > 14 and last.rates is not None and last.rates["losses"]
+    assert read_run_state(find_checkpoints(folder)[-1]) == last
 
 
 @pytest.mark.parametrize(
