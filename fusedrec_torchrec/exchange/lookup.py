@@ -45,6 +45,7 @@ from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
 from fusedrec_torchrec.exchange.stages import stage
 
 if TYPE_CHECKING:
+    from fusedrec_torchrec.grid.gradients import SharedUpdates
     from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["BucketKernel", "BucketTable", "FusedLookup", "check_bucket"]
@@ -260,6 +261,8 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     hot: "HotRows | None" = None
     """Rows whose current values are not in these tables, but in replicas."""
+    shared: "SharedUpdates | None" = None
+    """Updates that these tables make together with their replicas in other groups."""
 
     @property
     def kernels(self) -> list[BucketKernel]:
@@ -269,12 +272,16 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         """TorchRec calls it before a state dict is made."""
         if self.hot is not None:
             self.hot.flush()
+        if self.shared is not None:
+            self.shared.finish()
         super().flush()
 
     def purge(self) -> None:
         """TorchRec calls it before a state dict is loaded."""
         if self.hot is not None:
             self.hot.purge()
+        if self.shared is not None:
+            self.shared.finish()
         super().purge()
 
     def _create_embedding_kernel(  # type: ignore[override]
@@ -295,10 +302,13 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         if sparse_features.hot is not None:
             sparse_features.hot.enter()
         rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
-        found = [
-            kernel(rows_R)
-            for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True)
-        ]
+        if self.shared is not None:
+            found = self.shared.look_up(rows_per_bucket)
+        else:
+            found = [
+                kernel(rows_R)
+                for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True)
+            ]
         elements = [
             [n * rows_RD.size(1) for n, rows_RD in zip(row, found, strict=True)] for row in counts
         ]

@@ -20,15 +20,17 @@ from torchrec.distributed.types import (
     ModuleSharder,
     ShardingEnv2D,
     ShardingPlan,
+    ShardingType,
 )
 from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
-from fusedrec_torchrec.grid.sync import ReplicaSync
+from fusedrec_torchrec.grid.sync import replicas_of
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import fused_sharders
 from fusedrec_torchrec.sharding_plan import GridShardingPlan
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["GridModelParallel"]
 
@@ -79,6 +81,7 @@ class GridModelParallel(DMPCollection):
         if plan is None:
             planner = FusedShardingPlanner(sharding_group_size=size)
             plan = planner.collective_plan(module, sharders, everyone)
+        _check_plan(plan, grid)
         self._groups = Groups.create(grid, device)
         placed = self._groups.place(plan)
         env = ShardingEnv2D(
@@ -112,7 +115,7 @@ class GridModelParallel(DMPCollection):
             init_parameters,
             data_parallel_wrapper,
         )
-        self.replicas = ReplicaSync(self._dmp_wrapped_module, self._groups, grid)
+        self.replicas = replicas_of(self._dmp_wrapped_module, self._groups, grid)
 
     def sync(self, include_optimizer_state: bool = True) -> None:
         """After a training step: replicas are brought together, every ``sync_every`` calls.
@@ -152,3 +155,24 @@ class GridModelParallel(DMPCollection):
 
     def set_all_reduce_hook(self, reduce_hook: Any) -> None:
         raise ValueError("GridModelParallel has no all-reduce hook: it syncs rows, not tensors")
+
+
+def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
+    """
+    Raises:
+        ValueError: the plan has stock tables, whose gradients cannot be shared.
+    """
+    if grid.sync != "gradients":
+        return
+    stock = [
+        name
+        for of_module in plan.plan.values()
+        for name, sharding in of_module.items()  # type: ignore[attr-defined]
+        if sharding.sharding_type not in (FUSED, ShardingType.DATA_PARALLEL.value)
+    ]
+    if stock:
+        raise ValueError(
+            f"sync is 'gradients', but tables {', '.join(stock)} are not fused_row_wise: FBGEMM "
+            "updates them in backward, before gradients can be shared; shard them fused_row_wise, "
+            "or use sync 'weights'"
+        )

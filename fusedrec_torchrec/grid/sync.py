@@ -5,17 +5,82 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.grid.average import Average, Syncs
+from fusedrec_torchrec.grid.gradients import SharedUpdates
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.tables import TableRows, fbgemm_tables
 from fusedrec_torchrec.grid.touched import TouchedRows
 
-__all__ = ["ReplicaSync"]
+__all__ = ["Replicas", "replicas_of"]
 
 
-class ReplicaSync:
-    """The replicas of all tables of a model.
+def replicas_of(model: nn.Module, groups: Groups, options: GridOptions) -> "Replicas":
+    """The sync that a user has chosen, of all tables of a model."""
+    if options.sync == "gradients":
+        return SharedGradients(model, groups)
+    return AveragedWeights(model, groups, options)
+
+
+@torch.no_grad()
+def begin_equal(pg: dist.ProcessGroup, tables: list[TableRows]) -> None:
+    """Gives all replicas the weights and the state of the first group's."""
+    first = dist.get_global_rank(pg, 0)
+    for table in tables:
+        for block in table.blocks:
+            for tensor in block.tensors:
+                dist.broadcast(tensor, first, group=pg)
+
+
+class Replicas:
+    """This rank's shards and their replicas in other groups."""
+
+    done = Syncs()
+    """What syncs of weights have done so far."""
+
+    def step(self) -> None:
+        """After a training step."""
+
+    def sync_now(self) -> None:
+        """Makes the replicas equal; on all ranks."""
+
+    def finish(self) -> None:
+        """Waits for what is under way, if there is something; all replicas come here in time."""
+
+
+class SharedGradients(Replicas):
+    """Replicas that are equal at all times: updates are made with the gradients of all groups."""
+
+    def __init__(self, model: nn.Module, groups: Groups) -> None:
+        self._updates = []
+        for lookup in _fused_lookups(model):
+            duplicates = groups.sharding_pg.size() > 1
+            updates = SharedUpdates(groups.replica_pg, lookup.kernels, duplicates)
+            lookup.shared = updates
+            self._updates.append(updates)
+        tables = [TableRows(table, 0, True) for table in fbgemm_tables(model)]
+        begin_equal(groups.replica_pg, tables)
+
+    def finish(self) -> None:
+        for updates in self._updates:
+            updates.finish()
+
+    def sync_now(self) -> None:
+        self.finish()
+
+
+def _fused_lookups(model: nn.Module) -> list[FusedLookup]:
+    lookups = (
+        getattr(lookup, "module", lookup)
+        for module in model.modules()
+        for lookup in getattr(module, "_lookups", None) or []
+    )
+    return list(dict.fromkeys(each for each in lookups if isinstance(each, FusedLookup)))
+
+
+class AveragedWeights(Replicas):
+    """Replicas that train alone and become their average every few steps.
 
     Args:
         model: sharded over this rank's group.
@@ -38,15 +103,13 @@ class ReplicaSync:
         if options.overlap == "until_lookup":
             for table in self._tables:
                 table.table.register_forward_pre_hook(lambda *_: self.finish())
-        self.begin_equal()
+        begin_equal(self._pg, self._tables)
 
     @property
-    def done(self) -> Syncs:
-        """What syncs have done so far."""
+    def done(self) -> Syncs:  # type: ignore[override]
         return self._average.done
 
     def step(self) -> None:
-        """After a training step."""
         self._steps += 1
         if self._steps % self._options.sync_every == 0:
             self._sync()
@@ -66,7 +129,6 @@ class ReplicaSync:
             self._touched.clear()
 
     def finish(self) -> None:
-        """Waits for a sync that is under way, if there is one; all replicas come here in time."""
         if not self._average.under_way:
             return
         with record_function("fusedrec::sync"):
@@ -77,12 +139,3 @@ class ReplicaSync:
 
     def _cached(self) -> list[TableRows]:
         return [table for table in self._tables if table.is_cached]
-
-    @torch.no_grad()
-    def begin_equal(self) -> None:
-        """Gives all replicas the weights and the state of the first group's."""
-        first = dist.get_global_rank(self._pg, 0)
-        for table in self._tables:
-            for block in table.blocks:
-                for tensor in block.tensors:
-                    dist.broadcast(tensor, first, group=self._pg)

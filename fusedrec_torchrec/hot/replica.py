@@ -49,15 +49,18 @@ class Replica:
     """
 
     def __init__(self, kernel: BucketKernel, capacity: int) -> None:
-        self.capacity = capacity
-        self.kernel = kernel
-        self._table = kernel.sibling(capacity)
-        self._update = update_of(self._table)
-        self._settings: Settings | None = None
-        self.tensors = tensors_of(self._table)
-        self.dim = self.tensors[0].size(1)
+        self._begin(kernel, kernel.sibling(capacity), capacity)
         for tensor in self.tensors:
             tensor.zero_()
+
+    def _begin(self, kernel: BucketKernel, table: BucketTable, capacity: int) -> None:
+        self.capacity = capacity
+        self.kernel = kernel
+        self._table = table
+        self._update = update_of(table)
+        self._settings: Settings | None = None
+        self.tensors = tensors_of(table)
+        self.dim = self.tensors[0].size(1)
 
     @property
     def clips(self) -> bool:

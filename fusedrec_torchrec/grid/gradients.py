@@ -1,0 +1,150 @@
+"""One update for the replicas of a row: with the gradients of all groups.
+
+So 2D training is training without groups; what differs is who sends what to whom.  A shard's
+replicas in the groups are to each other what hot rows are on the ranks of a group, so their gradients
+travel in the same way (``hot.sync``): sent in backward, awaited before the next lookup, by touched
+rows or by an all-reduce over all rows, whatever is fewer bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.comm_ops import get_gradient_division
+
+from fusedrec_torchrec.exchange.lookup import BucketKernel
+from fusedrec_torchrec.hot.replica import Replica, Settings
+from fusedrec_torchrec.hot.sync import GradientSync
+
+__all__ = ["SharedUpdates"]
+
+
+class WholeTable(Replica):
+    """All rows of a bucket on this rank, as a replica of those of other groups."""
+
+    def __init__(self, kernel: BucketKernel) -> None:
+        rows = sum(spec[0] for spec in kernel.table.embedding_specs)
+        self._begin(kernel, kernel.table, rows)
+
+    def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+        """One step of the optimizer, with its settings as of the backward pass."""
+        now = self.settings()
+        super().update(slots, gradients, settings)
+        if now != settings:
+            self.kernel.table.set_learning_rate(now[0])
+            self.kernel.table.optimizer_args = now[1]
+            self._settings = None
+
+
+@dataclass
+class _Lookup:
+    """A lookup that waits for its gradients.
+
+    Attributes:
+        rows: of each bucket, each once unless the optimizer clips.
+        inverse: of each bucket, where each row of the lookup is among them; None if in its place.
+        counts: [replica][bucket] of ``rows``, on their way.
+        work: to wait for them.
+    """
+
+    rows: list[torch.Tensor]
+    inverse: list[torch.Tensor | None]
+    counts: torch.Tensor
+    work: dist.Work | None
+
+
+class SharedUpdates:
+    """Lookups of a module's fused tables whose gradients are shared with the other groups.
+
+    Args:
+        pg: the replicas of this rank's shards.
+        kernels: the buckets' tables on this rank.
+        duplicates: whether a row may come more than once in a lookup.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup, kernels: Sequence[BucketKernel], duplicates: bool
+    ) -> None:
+        self._pg = pg
+        self._kernels = kernels
+        self._duplicates = duplicates
+        self._replicas = [WholeTable(kernel) for kernel in kernels]
+        self._sync = GradientSync(pg, self._replicas)
+        device = self._replicas[0].tensors[0].device
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        for kernel in kernels:
+            kernel.optimizer.before_state = self.finish
+
+    def finish(self) -> None:
+        """Updates the tables with the last step's gradients; without a word to others."""
+        self._sync.finish()
+
+    def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """[rows, columns] of each bucket."""
+        self.finish()
+        if not torch.is_grad_enabled():
+            return [kernel(rows_R) for kernel, rows_R in zip(self._kernels, rows, strict=True)]
+        lookup = self._begin(rows)
+        return list(_LookUp.apply(self._anchor, self, lookup, *rows))
+
+    def _begin(self, rows: Sequence[torch.Tensor]) -> _Lookup:
+        """Tells the other groups how many rows will get gradients."""
+        distinct: list[torch.Tensor] = []
+        inverse: list[torch.Tensor | None] = []
+        for rows_R, replica in zip(rows, self._replicas, strict=True):
+            if self._duplicates and not replica.clips:
+                rows_U, inverse_R = rows_R.unique(return_inverse=True)
+                distinct.append(rows_U)
+                inverse.append(inverse_R)
+            else:
+                distinct.append(rows_R)
+                inverse.append(None)
+        own = torch.tensor([each.numel() for each in distinct], dtype=torch.int32)
+        own = own.to(rows[0].device, non_blocking=True)
+        counts = own.new_empty(self._pg.size() * own.numel())
+        work = dist.all_gather_single(counts, own, group=self._pg, async_op=True)
+        return _Lookup(distinct, inverse, counts, work)
+
+    def values(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [kernel(rows_R) for kernel, rows_R in zip(self._kernels, rows, strict=True)]
+
+    def send(self, lookup: _Lookup, gradients: Sequence[torch.Tensor]) -> None:
+        """Starts the sync of a lookup's gradients."""
+        if lookup.work is not None:
+            lookup.work.wait()
+            lookup.work = None
+        # Groups divide by the number of their ranks; the mean is over all ranks.
+        factor = 1 / self._pg.size() if get_gradient_division() else 1.0
+        summed = [
+            gradient.contiguous() * factor
+            if inverse is None
+            else gradient.new_zeros(rows.numel(), gradient.size(1)).index_add_(
+                0, inverse, gradient, alpha=factor
+            )
+            for rows, inverse, gradient in zip(lookup.rows, lookup.inverse, gradients, strict=True)
+        ]
+        counts: list[list[int]] = lookup.counts.view(self._pg.size(), -1).tolist()
+        self._sync.start([rows.int() for rows in lookup.rows], summed, counts, all_to_all=True)
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows out, gradients to ``SharedUpdates``; the anchor is there to be differentiated."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: torch.Tensor,
+        shared: SharedUpdates,
+        lookup: _Lookup,
+        *rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.shared, ctx.lookup = shared, lookup
+        return tuple(shared.values(rows))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        ctx.shared.send(ctx.lookup, gradients)
+        return (None,) * (3 + len(gradients))
