@@ -5,6 +5,7 @@ from fusedrec_torchrec.grid import GridModelParallel, GridOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
 from fusedrec_torchrec.hot.rows import reconcile
+from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
@@ -29,6 +30,7 @@ __all__ = [
     "GridShardingPlan",
     "HotOptions",
     "HotRule",
+    "MomentumScaledRowWiseAdagrad",
     "fused_row_wise",
     "fused_sharders",
     "reconcile",

@@ -14,6 +14,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
+    ShardingEnv2D,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -27,6 +28,12 @@ from fusedrec_torchrec.modules import (
     FusedShardedFeatureProcessedEmbeddingBagCollection,
     KnownNames,
 )
+from fusedrec_torchrec.momentum_scale import (
+    resolve_fused_params,
+    resolve_parameters,
+    scale_lookups,
+    without_scale,
+)
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = [
@@ -34,6 +41,7 @@ __all__ = [
     "FusedEmbeddingCollectionSharder",
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "fused_sharders",
+    "is_fused",
 ]
 
 
@@ -71,6 +79,22 @@ class _FusedTableSharder(_FusedTypeMixin):
         self._hot = hot or HotOptions()
         self._known = known or STANDALONE
 
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        """As planners understand them."""
+        return without_scale(self._fused_params)  # type: ignore[attr-defined]
+
+    def _resolved(self, module: nn.Module, env: ShardingEnv) -> dict[str, Any] | None:
+        """As FBGEMM understands them; the optimizers of the module's parameters, too."""
+        groups = env.num_sharding_groups() if isinstance(env, ShardingEnv2D) else 1
+        resolve_parameters(module, groups)
+        return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
+
+
+def is_fused(sharder: object) -> bool:
+    """Whether a sharder is one of ours."""
+    return isinstance(sharder, _FusedTypeMixin)
+
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
     """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
@@ -91,11 +115,11 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingBagCollection:
-        return FusedShardedEmbeddingBagCollection(
+        sharded = FusedShardedEmbeddingBagCollection(
             module,
             params,
             env,
-            self.fused_params,
+            self._resolved(module, env),
             device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
@@ -104,6 +128,8 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
             hot=self._hot,
             known=self._known,
         )
+        scale_lookups(sharded)
+        return sharded
 
     @property
     def sharded_module_type(self) -> type[FusedShardedEmbeddingBagCollection]:
@@ -134,11 +160,11 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
         # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
         on_cuda = device is not None and device.type == "cuda"
-        return FusedShardedEmbeddingCollection(
+        sharded = FusedShardedEmbeddingCollection(
             module,
             params,
             env,
-            self.fused_params,
+            self._resolved(module, env),
             device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
@@ -147,6 +173,8 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
             hot=self._hot,
             known=self._known,
         )
+        scale_lookups(sharded)
+        return sharded
 
     @property
     def sharded_module_type(self) -> type[FusedShardedEmbeddingCollection]:

@@ -57,7 +57,7 @@ def local_parts(value: Any) -> list[tuple[tuple[slice, ...], torch.Tensor]]:
             for shard in value.local_shards()
         ]
     if isinstance(value, DTensor):
-        local = value.to_local()
+        local: Any = value.to_local()
         return [
             (tuple(slice(o, o + s) for o, s in zip(offsets, part.shape, strict=True)), part)
             # Without shards there is still one offset.

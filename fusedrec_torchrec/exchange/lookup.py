@@ -9,6 +9,7 @@ To TorchRec the bucket still looks like its separate tables: weights and optimiz
 views under TorchRec's own names, so state dicts and optimizer keys are those of stock shardings.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -43,12 +44,15 @@ from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
 from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad, scale_table
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.grid.gradients import SharedUpdates
     from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["BucketKernel", "BucketTable", "FusedLookup", "check_bucket"]
+
+logger = logging.getLogger(__name__)
 
 CPU_OPTIMIZERS = (
     EmbOptimType.EXACT_SGD,
@@ -91,6 +95,8 @@ def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
 def optimizer_of(weight: torch.Tensor, default: EmbOptimType | None) -> EmbOptimType:
     """A table's optimizer: of ``apply_optimizer_in_backward``, else the sharder's, else SGD."""
     classes = getattr(weight, "_optimizer_classes", [None])
+    if classes[0] is MomentumScaledRowWiseAdagrad:
+        return EmbOptimType.EXACT_ROWWISE_ADAGRAD
     if classes[0] is not None:
         return optimizer_type_to_emb_opt_type(classes[0])
     return default or EmbOptimType.EXACT_SGD
@@ -104,6 +110,12 @@ def check_bucket(config: GroupedEmbeddingConfig, device: torch.device) -> None:
         raise ValueError(
             f"table {config.embedding_tables[0].name!r} (fused_row_wise on {device.type}): "
             f"optimizer is {optimizer!r}, must be one of EmbOptimType's {_values(optimizers)}"
+        )
+    if device.type == "cpu" and (config.fused_params or {}).get("weight_decay"):
+        logger.warning(
+            "weight_decay is set for table %r, but FBGEMM's CPU kernels ignore it, as they do for "
+            "stock tables",
+            config.embedding_tables[0].name,
         )
     for table in config.embedding_tables:
         where = f"table {table.name!r} (fused_row_wise on {device.type})"
@@ -211,7 +223,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
             "device": device,
             **fused_params,
         }
-        self._emb_module = BucketTable(
+        self._emb_module = self._made(
             table_rows=self._local_rows,
             location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
             if on_cuda
@@ -234,11 +246,17 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def sibling(self, rows: int) -> BucketTable:
         """Another table of the same kind and optimizer, in the memory of the device itself."""
         on_cuda = self._settings["compute_device"] == ComputeDevice.CUDA
-        return BucketTable(
+        return self._made(
             table_rows=[rows],
             location=EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST,
             **self._settings,
         )
+
+    @staticmethod
+    def _made(**settings: Any) -> BucketTable:
+        table = BucketTable(**settings)
+        scale_table(table)
+        return table
 
     def one_id_per_bag(self, ids: int) -> torch.Tensor:
         """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""

@@ -1,7 +1,7 @@
 """One update for the replicas of a row: with the gradients of all groups.
 
-So 2D training is training without groups; what differs is who sends what to whom.  A shard's
-replicas in the groups are to each other what hot rows are on the ranks of a group, so their gradients
+So 2D training is training without groups; what differs is who sends what to whom.  The replicas of
+a shard are to each other what hot rows are on the ranks of a group, so their gradients
 travel in the same way (``hot.sync``): sent in backward, awaited before the next lookup, by touched
 rows or by an all-reduce over all rows, whatever is fewer bytes.
 """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.model_parallel import (
     DataParallelWrapper,
     DistributedModelParallel,
@@ -27,8 +28,13 @@ from torchrec.optim.keyed import KeyedOptimizer
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.sync import replicas_of
+from fusedrec_torchrec.momentum_scale import (
+    resolve_fused_params,
+    resolve_parameters,
+    scale_lookups,
+)
 from fusedrec_torchrec.planner import FusedShardingPlanner
-from fusedrec_torchrec.sharders import fused_sharders
+from fusedrec_torchrec.sharders import fused_sharders, is_fused
 from fusedrec_torchrec.sharding_plan import GridShardingPlan
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -72,7 +78,11 @@ class GridModelParallel(DMPCollection):
         device = device or torch.device("cpu")
         sharders = sharders or fused_sharders()
         size = grid.sharding_group_size
-        grid.groups(dist.get_world_size())
+        groups = grid.groups(dist.get_world_size())
+        resolve_parameters(module, groups)
+        for sharder in sharders:
+            if isinstance(sharder, BaseEmbeddingSharder) and not is_fused(sharder):
+                sharder._fused_params = resolve_fused_params(sharder._fused_params, groups)
         if isinstance(plan, GridShardingPlan) and plan.sharding_group_size != size:
             raise ValueError(
                 f"sharding_group_size is {size}, but the plan was made for groups of "
@@ -115,6 +125,7 @@ class GridModelParallel(DMPCollection):
             init_parameters,
             data_parallel_wrapper,
         )
+        scale_lookups(self._dmp_wrapped_module)
         self.replicas = replicas_of(self._dmp_wrapped_module, self._groups, grid)
 
     def sync(self, include_optimizer_state: bool = True) -> None:

@@ -6,13 +6,11 @@ from itertools import accumulate
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
+    SplitTableBatchedEmbeddingBagsCodegen as FbgemmTable,
 )
 from torch import nn
 
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
-
-FbgemmTable = SplitTableBatchedEmbeddingBagsCodegen
 
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:

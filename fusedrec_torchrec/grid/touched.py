@@ -22,7 +22,7 @@ def distinct(numbers: torch.Tensor, rows: int) -> torch.Tensor:
         rows: how many there are.
     """
     if rows > ROWS_PER_USE * numbers.numel():
-        return numbers.unique()
+        return numbers.long().unique()
     used = torch.zeros(rows, dtype=torch.bool, device=numbers.device)
     return used.index_fill_(0, numbers.long(), True).nonzero().flatten()
 

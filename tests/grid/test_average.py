@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec.collectives import CollectiveCounter
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
 from tests.grid.reference import grid_run, groups_of
@@ -88,3 +89,181 @@ def test_stock_tables(cluster_4: Cluster, tables: tuple[Table, ...], layout: Any
         grid=fr.GridOptions(sharding_group_size=2, layout=layout),
     )
     cluster_4.run(train, case)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("states", [True, False])
+def test_syncs_every_few_steps(cluster_4: Cluster, every: int, states: bool) -> None:
+    case = Case(
+        tables=TABLES,
+        batch_sizes=(6, 3, 0, 4),
+        optimizer="rowwise_adagrad",
+        steps=7,  # the last sync is some steps ago
+        grid=fr.GridOptions(sharding_group_size=2, sync_every=every, sync_optimizer_state=states),
+    )
+    cluster_4.run(train, case)
+
+
+def bits(model: Any) -> list[torch.Tensor]:
+    """Weights and optimizer state on this rank."""
+    values = [*model.state_dict().values(), *optimizer_states(model).values()]
+    return [part.clone() for value in values for _, part in local_parts(value)]
+
+
+def against_all_rows(case: Case) -> dict[str, Any]:
+    """Averages of touched rows and of whole shards; the bytes of both."""
+    assert case.grid is not None
+    all_rows = dataclasses.replace(
+        case, grid=dataclasses.replace(case.grid, rows="all", overlap="none")
+    )
+    models = sharded(case), sharded(all_rows)
+    sent = [0, 0]
+    for step in range(case.steps):
+        for i, model in enumerate(models):
+            train_step(case, model, step)
+            with CollectiveCounter() as counter:
+                model.sync()
+            sent[i] += counter.bytes_sent()
+        for got, want in zip(*map(bits, models), strict=True):
+            assert torch.equal(got, want), step
+    done = models[0].replicas.done
+    return {"sent": sent, "sparse": done.sparse, "dense": done.dense, "rows": done.rows}
+
+
+LARGE = tuple(dataclasses.replace(t, rows=40 * t.rows) for t in TABLES)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("tables", [LARGE, MIXED], ids=["fused", "mixed"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_touched_rows_are_enough(
+    cluster_4: Cluster, optimizer: str, tables: tuple[Table, ...], every: int
+) -> None:
+    """Bit for bit: two replicas, whose sum does not depend on an order."""
+    case = Case(
+        tables=tables,
+        batch_sizes=(5, 5, 5, 5),
+        optimizer=optimizer,
+        integers=False,
+        grid=fr.GridOptions(sharding_group_size=2, sync_every=every),
+    )
+    for found in cluster_4.run(against_all_rows, case):
+        if tables is LARGE:
+            assert found["dense"] == 0 and found["sparse"] > 0
+            assert found["sent"][0] < found["sent"][1] / 4
+
+
+def test_whole_shards_where_they_are_fewer_bytes(cluster_4: Cluster) -> None:
+    tables = (Table("a", 12, dim=8), Table("b", 8, dim=16))
+    case = Case(
+        tables=tables,
+        batch_sizes=(30, 30, 30, 30),
+        grid=fr.GridOptions(sharding_group_size=2),
+    )
+    for found in cluster_4.run(against_all_rows, case):
+        assert found["sparse"] == 0 and found["dense"] == case.steps
+        # What it takes to find out: a number for each bucket.
+        assert found["sent"][0] <= found["sent"][1] + case.steps * 2 * 4
+
+
+def bytes_of_a_sync(case: Case) -> tuple[int, int, list[str]]:
+    """Of this rank, in the steady state, and what they should be."""
+    model = sharded(case)
+    for step in range(3):
+        train_step(case, model, step)
+        model.sync()
+    rows = model.replicas.done.rows
+    train_step(case, model, 0)  # as many rows as before
+    with CollectiveCounter() as counter:
+        model.sync()
+    rows = model.replicas.done.rows - rows
+    capacity = model.replicas._average._capacity.current
+    # Two replicas: numbers to the other one, half of the rows each way.
+    want = 4 * (1 + capacity) + rows * (8 + 1) * 4
+    return counter.bytes_sent(), want, [c.name for c in counter.collectives]
+
+
+def test_the_bytes_of_a_sync(cluster_4: Cluster) -> None:
+    case = Case(
+        tables=(Table("a", 5000, dim=8),),
+        batch_sizes=(5, 5, 5, 5),
+        optimizer="rowwise_adagrad",
+        grid=fr.GridOptions(sharding_group_size=2),
+    )
+    for got, want, names in cluster_4.run(bytes_of_a_sync, case):
+        assert got == want
+        assert names == ["all_gather", "all_reduce"]
+
+
+def overlapped(case: Case) -> None:
+    """A sync until the next lookup has the same result as one that is waited for."""
+    assert case.grid is not None
+    waited = dataclasses.replace(case, grid=dataclasses.replace(case.grid, overlap="none"))
+    models = sharded(case), sharded(waited)
+    for step in range(case.steps):
+        outputs = []
+        for model in models:
+            outputs.append(train_step(case, model, step))
+            model.sync()
+        assert models[0].replicas._average.under_way
+        for name in outputs[0]:
+            assert torch.equal(outputs[0][name], outputs[1][name])
+        if step % 2:  # a look at the state ends it, too
+            for got, want in zip(*map(bits, models), strict=True):
+                assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("tables", [LARGE, MIXED, TABLES], ids=["fused", "mixed", "dense"])
+def test_overlap_until_the_next_lookup(cluster_4: Cluster, tables: tuple[Table, ...]) -> None:
+    case = Case(
+        tables=tables,
+        batch_sizes=(5, 5, 5, 5),
+        optimizer="rowwise_adagrad",
+        grid=fr.GridOptions(sharding_group_size=2, overlap="until_lookup"),
+    )
+    cluster_4.run(overlapped, case)
+
+
+def one_step_late(case: Case) -> None:
+    """SGD and a linear loss: gradients do not depend on weights, so updates add up.
+
+    After a step without updates and one more sync, replicas are equal, and what they would be
+    without any delay.
+    """
+    assert case.grid is not None
+    waited = dataclasses.replace(case, grid=dataclasses.replace(case.grid, overlap="none"))
+    model, other = sharded(case), sharded(waited)
+    late = False
+    for step in range(case.steps):
+        for each in (model, other):
+            train_step(case, each, step)
+            each.sync()
+        late |= any(not torch.equal(a, b) for a, b in zip(raw(model), raw(other), strict=True))
+    assert late
+    for each in (model, other):
+        each.sync_now()
+        each.sync_now()
+    for got, want in zip(bits(model), bits(other), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    pg = model._groups.replica_pg
+    for mine in bits(model):
+        everywhere = [torch.empty_like(mine) for _ in range(pg.size())]
+        dist.all_gather(everywhere, mine.contiguous(), group=pg)
+        assert all(torch.equal(mine, theirs) for theirs in everywhere)
+
+
+def raw(model: Any) -> list[torch.Tensor]:
+    """Weights as they are, with a sync under way."""
+    return [block.tensors[0].clone() for table in model.replicas._tables for block in table.blocks]
+
+
+@pytest.mark.parametrize("tables", [LARGE, TABLES], ids=["sparse", "dense"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_step_late(cluster_4: Cluster, tables: tuple[Table, ...], every: int) -> None:
+    case = Case(
+        tables=tuple(dataclasses.replace(t, pooling="sum") for t in tables),
+        batch_sizes=(5, 5, 5, 5),
+        learning_rate=2.0,  # so that halves and quarters of integers are exact
+        grid=fr.GridOptions(sharding_group_size=2, overlap="one_step", sync_every=every),
+    )
+    cluster_4.run(one_step_late, case)

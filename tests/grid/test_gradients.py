@@ -54,15 +54,15 @@ def test_training_equals_training_without_groups(
 @pytest.mark.parametrize("kind", ["ec", "weighted", "vbe", "groups adjacent"])
 def test_other_modules(cluster_4: Cluster, kind: str) -> None:
     sums = tuple(dataclasses.replace(t, pooling="sum", dim=8) for t in TABLES)
-    changes: dict[str, Any] = {
+    kinds: dict[str, dict[str, Any]] = {
         "ec": {"kind": "ec", "tables": sums},
         "weighted": {"weighted": True, "tables": sums},
         "vbe": {"vbe": True, "batch_sizes": (6, 3, 4, 5)},
         "groups adjacent": {},
-    }[kind]
+    }
     layout = "groups_adjacent" if kind == "groups adjacent" else "replicas_adjacent"
     case = case_of(2, 4, optimizer="rowwise_adagrad", layout=layout)
-    cluster_4.run(train_and_compare, dataclasses.replace(case, **changes))
+    cluster_4.run(train_and_compare, dataclasses.replace(case, **kinds[kind]))
 
 
 def train_with_settings(case: Case, rates: tuple[float, ...]) -> None:
