@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format docs figures quality bench performance hot clean
+.PHONY: help setup demo test test-all check format docs figures quality bench performance hot grid \
+	clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -16,6 +17,7 @@ help:
 	@echo "make bench     speed against stock shardings, five minutes: make bench DATA=train.txt"
 	@echo "make performance  all of docs/performance.md, an hour: make performance DATA=train.txt"
 	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
+	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -82,8 +84,13 @@ hot: $(READY)
 	done
 	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot-rows.md
 	$(BIN)/python benchmarks/hot_drift.py --document docs/hot-rows.md
-	$(BIN)/python benchmarks/hot_quality.py $(DATA) --document docs/hot-rows.md
+	$(BIN)/python benchmarks/hot_quality.py $(DATA) --seeds 8 --document docs/hot-rows.md
 	$(BIN)/python docs/performance.py
+
+grid: $(READY)
+	@test -n "$(DATA)" || (echo "make grid DATA=train.txt.gz" && exit 2)
+	$(BIN)/python benchmarks/grid_bytes.py $(DATA) --document docs/2d.md
+	$(BIN)/python benchmarks/grid_quality.py $(DATA) --document docs/2d.md
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

@@ -197,6 +197,8 @@ def _default(field: Any, info: FieldInfo | None) -> str:
         value = field.default_factory()
     else:
         value = field.default
+    if value is dataclasses.MISSING:
+        return "required"
     if value is None:
         return "none"
     if value == "":

@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
     ShardingType,
 )
-from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer
 
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
@@ -145,8 +145,8 @@ class GridModelParallel(DMPCollection):
     def sync_now(self) -> None:
         """A sync that does not wait for its turn, and is done when it returns; on all ranks.
 
-        Before a checkpoint in the middle of ``sync_every`` steps, and after somebody has written
-        other weights into the tables.
+        For evaluations and checkpoints in the middle of ``sync_every`` steps.  The next one is
+        ``sync_every`` steps later.
         """
         self.replicas.sync_now()
 
@@ -156,16 +156,32 @@ class GridModelParallel(DMPCollection):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         self.replicas.finish()
-        return super().load_state_dict(*args, **kwargs)
+        result = super().load_state_dict(*args, **kwargs)
+        self.replicas.begin()
+        return result
 
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        if hasattr(self, "replicas"):
-            self.replicas.finish()
-        return super().fused_optimizer
+    def _init_optim(self, module: nn.Module) -> CombinedOptimizer:
+        """TorchRec's, with an eye on who looks at its state."""
+        optimizers: Any = self._fused_optim_impl(module, [], module_id_cache={})
+        return _GridOptimizer(optimizers, self)
 
     def set_all_reduce_hook(self, reduce_hook: Any) -> None:
         raise ValueError("GridModelParallel has no all-reduce hook: it syncs rows, not tensors")
+
+
+class _GridOptimizer(CombinedOptimizer):
+    """The tables' optimizer; a sync that is under way ends before its state is shown."""
+
+    def __init__(self, optimizers: Any, model: GridModelParallel) -> None:
+        self._model = [model]  # in a list: not a part of this object to whoever looks for modules
+        super().__init__(optimizers)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        replicas = getattr(self._model[0], "replicas", None)
+        if replicas is not None:
+            replicas.finish()
+        return super().state
 
 
 def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:

@@ -45,6 +45,9 @@ class Replicas:
     def sync_now(self) -> None:
         """Makes the replicas equal; on all ranks."""
 
+    def begin(self) -> None:
+        """The replicas are equal, whatever they were before."""
+
     def finish(self) -> None:
         """Waits for what is under way, if there is something; all replicas come here in time."""
 
@@ -117,8 +120,13 @@ class AveragedWeights(Replicas):
                 self.finish()
 
     def sync_now(self) -> None:
+        self._steps = 0
         self._sync()
         self.finish()
+
+    def begin(self) -> None:
+        self._steps = 0
+        self._touched.clear()
 
     def _sync(self) -> None:
         with record_function("fusedrec::sync"):

@@ -10,6 +10,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
+from fusedrec_torchrec.exchange.lookup import BucketTable
+
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 
@@ -74,8 +76,8 @@ class TableRows:
             for weight, state in zip(weights, states, strict=True)
         ]
         self.blocks = list(_blocks(first_row, per_table))
-        # FBGEMM's buckets of ours are one table with one feature, whatever they show themselves as.
-        self._is_bucket = len(table.feature_table_map) == 1
+        # Our buckets are one table with one feature, and ids that were checked.
+        self._is_bucket = isinstance(table, BucketTable)
         starts = list(accumulate(self.row_counts, initial=0))
         device = table.current_device
         self._start_F = torch.tensor([starts[t] for t in table.feature_table_map], device=device)

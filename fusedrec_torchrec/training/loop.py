@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.grid import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
@@ -233,6 +234,12 @@ class Training:
             self._log.write(self.step, "train", values)
         bar.set_postfix(loss=f"{values['log_loss']:.4f}", refresh=False)
 
+    def _reconcile(self) -> None:
+        """Brings together what groups and ranks have learned alone."""
+        reconcile(self.model)
+        if isinstance(self.model, GridModelParallel):
+            self.model.sync_now()
+
     def _save(self) -> None:
         state = RunState(
             step=self.step,
@@ -242,7 +249,7 @@ class Training:
             world_size=dist.get_world_size(),
             rates={"changes": self._rates.changes, "losses": self._rates.losses},
         )
-        reconcile(self.model)
+        self._reconcile()
         self._checkpointer.save(self.model, self.optimizer, state)
 
     @torch.no_grad()
@@ -253,7 +260,7 @@ class Training:
             count = min(count, self._config.eval_batches)
         if count == 0:
             return {}
-        reconcile(self.model)  # all ranks evaluate the same model, the one that would be saved
+        self._reconcile()  # all ranks evaluate the same model, the one that would be saved
         self.model.eval()
         metrics = ClickMetrics(self._device)
         batches = self._eval_data.read(0, count)

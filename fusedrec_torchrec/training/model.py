@@ -14,6 +14,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.grid import GridModelParallel
+from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import fused_sharders
 from fusedrec_torchrec.sharding_type import FUSED
@@ -27,7 +29,8 @@ from fusedrec_torchrec.training.initialization import initialize_tables
 
 __all__ = ["build_model", "check_sharding", "shard_model"]
 
-FUSED_OPTIMIZERS = {
+FUSED_OPTIMIZERS: dict[str, object] = {
+    "momentum_scaled_rowwise_adagrad": MomentumScaledRowWiseAdagrad,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "sgd": EmbOptimType.EXACT_SGD,
@@ -105,12 +108,17 @@ def shard_model(
         options=config.sharding.exchange,
         hot=config.sharding.hot,
     )
+    grid = config.sharding.grid
+    if grid is not None:
+        grid.groups(dist.get_world_size())
+    ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     planner = FusedShardingPlanner(
         topology=Topology(
-            world_size=dist.get_world_size(),
-            local_world_size=get_local_size(),
+            world_size=ranks,
+            local_world_size=min(get_local_size(), ranks),
             compute_device=device.type,
         ),
+        sharding_group_size=None if grid is None else grid.sharding_group_size,
         batch_size=config.data.batch_size // dist.get_world_size(),
         constraints={
             name: _constraints(config.sharding.tables.get(name, config.sharding.type), device)
@@ -118,13 +126,17 @@ def shard_model(
         },
     )
     plan: ShardingPlan = planner.collective_plan(model, sharders, group)
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(group),
-        plan=plan,
-        sharders=sharders,
-        device=device,
-    )
+    sharded: DistributedModelParallel
+    if grid is not None:
+        sharded = GridModelParallel(model, grid, device, plan, sharders)
+    else:
+        sharded = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(group),
+            plan=plan,
+            sharders=sharders,
+            device=device,
+        )
     initialize_tables(sharded, config.seed)
     return sharded
 
@@ -136,6 +148,8 @@ def _fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
     }
     if config.type != "sgd":
         params["eps"] = config.eps
+    if config.momentum_scale is not None:
+        params["momentum_scale"] = config.momentum_scale
     return params
 
 

@@ -11,6 +11,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
+from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
 from fusedrec_torchrec.training.config import (
     DenseOptimizerConfig,
     EmbeddingOptimizerConfig,
@@ -112,6 +113,9 @@ def _table_factory(config: EmbeddingOptimizerConfig) -> Factory:
     rate, eps = config.learning_rate, config.eps
     factories: dict[str, Factory] = {
         "rowwise_adagrad": lambda parameters: RowWiseAdagrad(parameters, lr=rate, eps=eps),
+        "momentum_scaled_rowwise_adagrad": lambda parameters: MomentumScaledRowWiseAdagrad(
+            parameters, lr=rate, eps=eps, momentum_scale=config.momentum_scale
+        ),
         "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=rate, eps=eps),
         "sgd": lambda parameters: torch.optim.SGD(parameters, lr=rate),
     }

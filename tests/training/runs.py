@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.source import open_source
+from tests.parity import local_parts
 
 CPU = torch.device("cpu")
 
@@ -54,9 +57,9 @@ def whole_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def collect(value: Any, name: str, found: dict[str, torch.Tensor]) -> None:
-    if hasattr(value, "local_shards"):
-        for i, shard in enumerate(value.local_shards()):
-            found[f"{name}/{i}"] = shard.tensor.detach().clone()
+    if isinstance(value, ShardedTensor | DTensor):
+        for i, (_, part) in enumerate(local_parts(value)):
+            found[f"{name}/{i}"] = part.detach().clone()
     elif isinstance(value, torch.Tensor):
         found[name] = value.detach().clone()
     elif isinstance(value, dict):
