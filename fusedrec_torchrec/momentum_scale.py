@@ -195,7 +195,7 @@ def scale_lookups(module: nn.Module) -> None:
 
 def _kernels(module: nn.Module) -> list[Any]:
     """Kernels around FBGEMM's tables; TorchRec keeps some lookups in plain lists."""
-    found = []
+    found: list[Any] = []
     for each in module.modules():
         for lookup in getattr(each, "_lookups", None) or []:
             found += getattr(getattr(lookup, "module", lookup), "_emb_modules", [])

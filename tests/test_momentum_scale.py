@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.momentum_scale import ScaledEps, resolve_fused_params
@@ -75,7 +75,7 @@ def reference(
                 used = gradient.abs().sum(1) > 0
                 v[name] += torch.where(used, (gradient**2).mean(1), 0)
                 scale = formula(RATES[step], v[name], c, case.eps)[:, None]
-                weight -= torch.where(used[:, None], scale * gradient, 0)
+                weight.sub_(torch.where(used[:, None], scale * gradient, 0))
     return {name: w.detach() for name, w in weights.items()}, v
 
 
@@ -91,7 +91,7 @@ def build(case: Case, how: str, given: dict[str, Any], sharders: str = "fused") 
     else:
         params = {"optimizer": EmbOptimType.EXACT_SGD}
         given = {"lr": given.pop("learning_rate"), **given}
-        _apply_optimizer_in_backward(
+        apply_optimizer_in_backward(
             fr.MomentumScaledRowWiseAdagrad, module.parameters(), dict(given)
         )
     all_sharders: list[Any] = (

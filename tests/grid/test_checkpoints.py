@@ -63,7 +63,7 @@ def load_and_train(case: Case, saved: Case, folder: str) -> None:
     load(state, checkpoint_id=folder)
     model.load_state_dict(state["model"])
     model.fused_optimizer.load_state_dict(state["optimizer"])
-    outputs = [{}] * 3
+    outputs: list[dict[str, torch.Tensor]] = [{}] * 3
     for step in range(3, 6):
         outputs.append(train_step(case, model, step))
         if case.grid is not None:
