@@ -13,6 +13,7 @@ from fusedrec_torchrec.bench.measure import measure
 from fusedrec_torchrec.bench.ranks import RankError
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
+from fusedrec_torchrec.files import write_json
 
 __all__ = ["RESULTS", "load_results", "run_suite"]
 
@@ -66,7 +67,7 @@ def run_suite(
                     result = {"workload": to_mapping(workload), "measured": measured}
                     document["results"].append(result)
             bar.update(done + len(workload.systems) * suite.pairs - bar.n)
-            _write(folder / RESULTS, document)
+            write_json(folder / RESULTS, document)
     return document
 
 
@@ -86,9 +87,3 @@ def _obstacle(workload: WorkloadConfig, prepared: str | None) -> str | None:
     if workload.data == "criteo" and prepared is None:
         return "needs data in Criteo's format: --data FILE_OR_FOLDER"
     return unavailable(workload.link)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1))
-    partial.replace(path)

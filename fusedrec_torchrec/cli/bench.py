@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -57,6 +58,8 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # Whoever is told to stop takes down the networks it has made.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = arguments.output
     if arguments.suite is not None and arguments.suite.is_dir():
         folder = arguments.suite
@@ -90,7 +93,9 @@ def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:
     if len(arguments.data) == 1 and (first / MANIFEST).is_file():
         return str(first)
     options = PrepareOptions(on_bad_line="skip")
-    prepare(arguments.data, scratch / "prepared", options, progress=not arguments.quiet)
+    data = prepare(arguments.data, scratch / "prepared", options, progress=not arguments.quiet)
+    if data.left_out:
+        print("\n".join(data.left_out), file=sys.stderr)
     return str(scratch / "prepared")
 
 

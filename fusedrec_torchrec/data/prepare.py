@@ -5,8 +5,6 @@ categorical column, values to table rows.  Every file appears under its name onl
 complete, so a run that was stopped goes on where it was.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
@@ -26,8 +24,9 @@ from fusedrec_torchrec.data.criteo import CATEGORIES, INTEGERS, LABEL, BadLines,
 from fusedrec_torchrec.data.lines import TextFile, find_files
 from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
 from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, rows_of
+from fusedrec_torchrec.files import locked, write_json
 
-__all__ = ["PrepareOptions", "prepare", "write_json", "write_parquet"]
+__all__ = ["PrepareOptions", "prepare", "write_parquet"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,7 @@ class _Preparation:
         self._output.mkdir(parents=True, exist_ok=True)
         if (self._output / MANIFEST).exists():
             return self._finished()
-        with _locked(self._output / ".lock"):
+        with locked(self._output / ".lock"):
             if (self._output / MANIFEST).exists():
                 return self._finished()  # by another process, in the meantime
             self._start_work()
@@ -351,17 +350,3 @@ def write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
         write_statistics=False,
     )
     partial.replace(path)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=1))
-    partial.replace(path)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, on this machine or on a shared file system that has locks."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

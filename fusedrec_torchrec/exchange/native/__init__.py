@@ -20,6 +20,8 @@ from platform import machine
 
 import torch
 
+from fusedrec_torchrec.files import locked
+
 __all__ = ["available", "available_on"]
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,6 @@ def _locked(folder: Path) -> Iterator[None]:
     torch has a lock of its own, a file that stays behind when its process is killed, and everyone
     waits forever.  Under this lock, which dies with its process, such a file can only be a relic.
     """
-    with (folder / "fusedrec.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(folder / "fusedrec.lock"):
         (folder / "lock").unlink(missing_ok=True)
         yield
