@@ -8,7 +8,6 @@ The build goes to the folder of torch's extensions, ``TORCH_EXTENSIONS_DIR`` or
 ``~/.cache/torch_extensions``, once for each version of the source and of torch.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
