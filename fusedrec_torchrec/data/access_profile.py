@@ -28,6 +28,7 @@ class AccessProfile:
     Attributes:
         table_rows: rows of each table.
         samples: how many samples were counted.
+        of_samples: how many there were.
         accesses: of each table, how many ids were counted.
         ids: of each table, its most used rows, the most used one first.
         counts: of each table, the accesses of these rows; too low by at most ``error``.
@@ -42,6 +43,10 @@ class AccessProfile:
     counts: dict[str, NDArray[np.int64]]
     error: int
     counters: int
+    of_samples: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_samples", max(self.of_samples, self.samples))
 
     def save(self, path: Path) -> None:
         about = {
@@ -50,6 +55,7 @@ class AccessProfile:
             "accesses": self.accesses,
             "error": self.error,
             "counters": self.counters,
+            "of_samples": self.of_samples,
         }
         arrays = {}
         for number, name in enumerate(self.table_rows):
@@ -73,6 +79,7 @@ class AccessProfile:
             counts={name: arrays[f"counts_{i}"] for i, name in enumerate(rows)},
             error=about["error"],
             counters=about["counters"],
+            of_samples=about.get("of_samples", 0),  # older files do not say
         )
 
     @staticmethod
@@ -89,7 +96,7 @@ class AccessProfile:
         recorder = Recorder(first.table_rows, max(part.counters for part in parts))
         for part in parts:
             recorder.add_profile(part)
-        return recorder.profile()
+        return recorder.profile(sum(part.of_samples for part in parts))
 
     def ranking(
         self, names: Sequence[str]
@@ -156,7 +163,12 @@ class Recorder:
             torch.cat(keys), torch.cat(counts), sum(part.accesses.values()), part.error
         )
 
-    def profile(self) -> AccessProfile:
+    def profile(self, of_samples: int = 0) -> AccessProfile:
+        """What was counted.
+
+        Args:
+            of_samples: how many samples there are, counted or not.
+        """
         keys, counts = (tensor.numpy() for tensor in self._hitters.content())
         tables = np.searchsorted(self._starts, keys, side="right") - 1
         places = [tables == t for t in range(len(self._rows))]
@@ -169,4 +181,5 @@ class Recorder:
             counts={name: counts[place] for name, _, place in named},
             error=self._hitters.error,
             counters=self._hitters.counters,
+            of_samples=of_samples,
         )

@@ -157,7 +157,7 @@ def sample_profile(
         start = int(block) * SAMPLED_BLOCK
         samples = source.read(start, min(start + SAMPLED_BLOCK, source.samples))
         recorder.add(list(ids_by_feature(samples, len(source.table_rows))), len(samples))
-    return recorder.profile()
+    return recorder.profile(source.samples)
 
 
 def covered_by(hot_set: HotSet, accesses: Accesses) -> float:

@@ -1,0 +1,131 @@
+"""How often the rows of a table are used, and how many of them a batch meets.
+
+Everything the cost model wants to know about data is in here.  Rows are in classes of equal use, so
+that a table of a billion rows is a few hundred numbers.  Where uses come from:
+
+- nothing is known: all rows alike, the worst case for dedup;
+- a Zipf exponent: the law of ``data.synthetic``;
+- an access profile: what was counted.  Rows that a sample has not met are not rows that are never
+  used; Good and Turing's estimate gives them the share of accesses that went to rows met once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.data.access_profile import AccessProfile
+
+__all__ = ["RowClasses"]
+
+ALONE = 4096  # the most used rows have classes of their own
+CLASSES_PER_OCTAVE = 32
+MOST_ADJUSTED, FEWEST_ROWS = 10, 20
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RowClasses:
+    """Rows of a table in C classes, the most used class first.
+
+    Attributes:
+        rows_C: rows of each class.
+        shares_C: share of the table's accesses that one row of the class gets.
+    """
+
+    rows_C: Floats
+    shares_C: Floats
+
+    @property
+    def rows(self) -> float:
+        return float(self.rows_C.sum())
+
+    @staticmethod
+    def uniform(rows: int) -> "RowClasses":
+        """All rows alike."""
+        return RowClasses(np.array([float(rows)]), np.array([1.0 / max(rows, 1)]))
+
+    @staticmethod
+    def zipf(rows: int, exponent: float) -> "RowClasses":
+        """Zipf's law, continuous, as ``data.synthetic`` draws from."""
+        edges = np.unique(
+            np.concatenate(
+                [
+                    np.arange(1, min(ALONE, rows) + 1),
+                    np.floor(np.geomspace(min(ALONE, rows), rows + 1, _octaves(rows))),
+                    [rows + 1],
+                ]
+            )
+        ).astype(np.float64)
+        if abs(exponent - 1.0) < 1e-9:
+            below = np.log(edges) / np.log(rows + 1.0)
+        else:
+            power = 1.0 - exponent
+            below = (edges**power - 1.0) / ((rows + 1.0) ** power - 1.0)
+        rows_C = np.diff(edges)
+        return RowClasses(rows_C, np.diff(below) / rows_C)
+
+    @staticmethod
+    def counted(profile: AccessProfile, table: str) -> "RowClasses":
+        """What an access profile has counted."""
+        rows, accesses = profile.table_rows[table], profile.accesses[table]
+        counts = profile.counts[table]
+        if not accesses or not rows:
+            return RowClasses.uniform(rows)
+        values, rows_C = np.unique(counts, return_counts=True)
+        is_sample = profile.samples < profile.of_samples and not profile.error
+        adjusted = good_turing(values, rows_C) if is_sample else values.astype(np.float64)
+        shares_C = adjusted / accesses
+        unlisted = rows - int(rows_C.sum())
+        rest = max(1.0 - float((shares_C * rows_C).sum()), 0.0)  # of rows that were not kept
+        if unlisted > 0:
+            rows_C = np.append(rows_C[::-1], unlisted)
+            shares_C = np.append(shares_C[::-1], rest / unlisted)
+        else:
+            rows_C, shares_C = rows_C[::-1], shares_C[::-1] / max(1.0 - rest, 1e-12)
+        return RowClasses(rows_C.astype(np.float64), shares_C)
+
+    def met(self, ids: float) -> Floats:
+        """Of each class, the probability that ``ids`` accesses meet one of its rows."""
+        shares = np.clip(self.shares_C, 0.0, 1.0 - 1e-15)
+        return np.asarray(-np.expm1(ids * np.log1p(-shares)))
+
+    def unique(self, ids: float) -> float:
+        """Distinct rows among ``ids`` accesses: the sum over rows of 1 - (1 - p)^ids."""
+        return float((self.rows_C * self.met(ids)).sum())
+
+    def without(self, hot: float) -> "RowClasses":
+        """Without its ``hot`` most used rows; shares are still of all accesses."""
+        before = np.concatenate([[0.0], np.cumsum(self.rows_C)])
+        left = np.clip(before[1:] - hot, 0.0, self.rows_C)
+        keep = left > 0
+        return RowClasses(left[keep], self.shares_C[keep])
+
+    def coverage(self, hot: float) -> float:
+        """Share of the accesses that the ``hot`` most used rows take."""
+        left = self.without(hot)
+        return 1.0 - float((left.rows_C * left.shares_C).sum())
+
+
+def good_turing(values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:
+    """Counts of a sample, corrected for the luck of having been met.
+
+    A row that was met r times has (r + 1) n(r + 1) / n(r) accesses in the mean, where n(r) rows were
+    met r times.  Only small counts need it, and only where many rows have them.
+
+    Args:
+        values: counts, ascending.
+        rows: how many rows have each of them.
+    """
+    adjusted = values.astype(np.float64)
+    of_count = dict(zip(values.tolist(), rows.tolist(), strict=True))
+    for place, count in enumerate(values.tolist()):
+        here, above = of_count[count], of_count.get(count + 1, 0)
+        if count > MOST_ADJUSTED or min(here, above) < FEWEST_ROWS:
+            break
+        adjusted[place] = min((count + 1) * above / here, count)
+    return np.maximum.accumulate(adjusted)
+
+
+def _octaves(rows: int) -> int:
+    return max(int(np.log2(max(rows / ALONE, 1.0)) * CLASSES_PER_OCTAVE) + 2, 2)
