@@ -1,0 +1,114 @@
+"""The cost model's bytes, against what benchmarks have counted; its arithmetic, by hand."""
+
+import numpy as np
+import pytest
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.run import RESULTS, load_results
+from fusedrec_torchrec.planner.access import RowClasses
+from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost import TableLoad, even_rows, fused_step, stock_step
+from tests.cli.command import ROOT
+
+MEASURED = ROOT / "benchmarks" / "results"
+STOCK = ("table_wise", "row_wise", "column_wise")
+
+
+def tables_of(workload: WorkloadFigures) -> list[TableLoad]:
+    config = workload.config
+    classes = RowClasses.zipf(config.rows, config.zipf)
+    dims = [config.dims[i % len(config.dims)] for i in range(config.tables)]
+    return [
+        TableLoad(f"t{i}", config.rows, dim, config.pooling, classes) for i, dim in enumerate(dims)
+    ]
+
+
+@pytest.mark.parametrize("suite", ["workloads", "growth", "crossover", "hot"])
+def test_bytes_are_what_was_counted(suite: str) -> None:
+    """Within 2 %; the data is only known by its law."""
+    checked = set()
+    for result in load_results(MEASURED / suite / RESULTS)["results"]:
+        workload = WorkloadFigures(result)
+        config = workload.config
+        if (config.data, config.module, config.batches) != ("zipf", "ebc", "all"):
+            continue
+        tables = tables_of(workload)
+        for name, system in workload.systems.items():
+            if name == "fused_row_wise":
+                buckets = len(set(config.dims))
+                step = fused_step(tables, config.batch_size, config.ranks, buckets=buckets)
+            elif name in STOCK:
+                step = stock_step(name, tables, config.batch_size, config.ranks)
+            else:
+                continue
+            what = f"{workload.title}: {name}"
+            assert step.bytes_sent == pytest.approx(system.bytes_sent, rel=0.02), what
+            assert step.collectives == system.collectives, what
+            checked.add(name)
+    assert "fused_row_wise" in checked and len(checked) > 1
+
+
+def two_tables() -> list[TableLoad]:
+    return [
+        TableLoad("a", 10, 8, 1.0, RowClasses.uniform(10)),
+        TableLoad("b", 1000, 16, 2.0, RowClasses.uniform(1000)),
+    ]
+
+
+def test_fused_by_hand() -> None:
+    tables = two_tables()
+    unique_a, unique_b = 10 * (1 - 0.9**4), 1000 * (1 - 0.999**8)
+    step = fused_step(tables, 4, 2, exact_counts=True)
+    parts = {part.name: part.amount_W for part in step.parts}
+    rows = (unique_a * 8 + unique_b * 16) * 4
+    assert parts["dedup"].tolist() == [12.0, 12.0]
+    np.testing.assert_allclose(parts["ids"], (unique_a + unique_b) / 2 * 4)
+    np.testing.assert_allclose(parts["rows"], rows / 2)
+    np.testing.assert_allclose(parts["gradients"], rows / 2)
+    np.testing.assert_allclose(parts["lookup"], rows)
+    np.testing.assert_allclose(parts["pooling"], (4 * 8 + 8 * 16) * 4)
+    assert step.collectives == 4
+    padded = fused_step(tables, 4, 2, buckets=2)
+    ids = next(part for part in padded.parts if part.name == "ids")
+    # 5.7 rows of each owner fit into the smallest message, 64.
+    assert ids.amount_W.tolist() == [(3 + 2 + 64) * 4.0] * 2
+
+
+def test_uneven_ranges_show_in_the_busiest_rank() -> None:
+    tables = two_tables()
+    shares = np.array([[1.0, 0.0], [0.25, 0.75]])
+    even, uneven = fused_step(tables, 4, 2), fused_step(tables, 4, 2, shares)
+    cluster = ClusterConfig(ranks=2)
+    assert uneven.seconds(cluster) > even.seconds(cluster)
+    rows = next(part for part in uneven.parts if part.name == "rows").amount_W
+    unique_a, unique_b = (t.unique(4) for t in tables)
+    np.testing.assert_allclose(rows, [unique_a * 32 + unique_b * 16, unique_b * 48])
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(10, 4), (3, 8), (100, 1)])
+def test_rows_are_split_as_torchrec_splits_them(rows: int, ranks: int) -> None:
+    sizes = even_rows(rows, ranks) * rows
+    block = -(-rows // ranks)
+    assert sizes.sum() == pytest.approx(rows)
+    assert sizes.max() == pytest.approx(block)
+
+
+def test_collectives_by_hand() -> None:
+    near = LinkConfig(all_to_all=100.0, all_reduce=200.0, latency=10.0)
+    far = LinkConfig(all_to_all=10.0, all_reduce=20.0, latency=30.0)
+    cluster = ClusterConfig(ranks=16, ranks_per_node=8, within_node=near, between_nodes=far)
+    # 7 of 15 other ranks are on the node.
+    assert cluster.all_to_all(15e9) == pytest.approx(8.0 / 10 + 40e-6)
+    assert cluster.all_to_all(7e9, 8) == pytest.approx(7.0 / 100 + 10e-6)
+    assert cluster.all_to_all(1e9, 1) == 0.0
+    within, between = 2 * 7 / 8 * 8 / 200, 2 * 1 / 2 * 1 / 20
+    assert cluster.all_reduce(8e9) == pytest.approx(within + between + 40e-6)
+
+
+def test_table_wise_goes_to_the_least_loaded_rank() -> None:
+    tables = [
+        TableLoad(f"t{i}", 100, dim, 1.0, RowClasses.uniform(100))
+        for i, dim in enumerate([8, 64, 8, 32, 16])
+    ]
+    rows = next(p for p in stock_step("table_wise", tables, 10, 2).parts if p.name == "rows")
+    assert sorted(rows.amount_W.tolist()) == [64 * 40.0, 64 * 40.0]
