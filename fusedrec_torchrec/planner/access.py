@@ -110,8 +110,8 @@ class RowClasses:
 def good_turing(values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:
     """Counts of a sample, corrected for the luck of having been met.
 
-    A row that was met r times has (r + 1) n(r + 1) / n(r) accesses in the mean, where n(r) rows were
-    met r times.  Only small counts need it, and only where many rows have them.
+    A row that was met r times has (r + 1) n(r + 1) / n(r) accesses in the mean, where n(r) rows
+    were met r times.  Only small counts need it, and only where many rows have them.
 
     Args:
         values: counts, ascending.

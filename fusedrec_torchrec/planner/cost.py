@@ -1,12 +1,12 @@
 """What a training step costs, formula by formula: bytes of each collective, work of each stage.
 
 A step is a list of parts, each with a number for every rank: bytes that the rank sends in a
-collective, or bytes and ids that it works on.  Bytes are countable, and ``fusedrec bench
---validate-planner`` counts them.  Seconds come from a cluster's rates, and a part takes as long as
-it takes the busiest rank.
+collective, or bytes and ids that it works on.  Bytes are countable, and benchmarks count them.
+Seconds come from a cluster's rates, and a part takes as long as it takes the busiest rank.
 
-Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its pooling;
-U distinct rows among them, the sum over rows of 1 - (1 - p)^n; D columns; 4 bytes a number.
+Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its
+pooling; U distinct rows among them, the sum over rows of 1 - (1 - p)^n; D columns; 4 bytes a
+number.
 
 ==================  ==============================================================================
 fused_row_wise
