@@ -28,18 +28,16 @@ class LinkConfig:
 
 @section
 class RatesConfig:
-    lookup: float = Field(default=10.0, gt=0)
-    """GB/s of rows that FBGEMM looks up in a table."""
-    update: float = Field(default=5.0, gt=0)
-    """GB/s of gradients that FBGEMM's optimizer applies."""
-    pooling: float = Field(default=10.0, gt=0)
-    """GB/s of rows that are gathered and pooled."""
-    pooling_backward: float = Field(default=10.0, gt=0)
-    """GB/s of gradients of outputs that are summed for each row."""
-    dedup: float = Field(default=50.0, gt=0)
-    """Million ids a second that are made keys, unique, and bags of rows."""
     step: float = Field(default=500.0, ge=0)
     """Microseconds of a step that do not depend on its size: Python, kernels that start."""
+    table: float = Field(default=0.0, ge=0)
+    """Microseconds for each table."""
+    ids: float = Field(default=50.0, gt=0)
+    """Million ids a second that a requester makes ready: dedup, or TorchRec's permutations."""
+    lookup: float = Field(default=5.0, gt=0)
+    """GB/s of rows that an owner looks up and updates."""
+    pooling: float = Field(default=10.0, gt=0)
+    """GB/s of rows that are pooled, and of their gradients."""
 
 
 @section
@@ -58,7 +56,8 @@ class ClusterConfig:
     """GB of host memory for each device, for tables in unified memory."""
     within_node: LinkConfig = LinkConfig()
     between_nodes: LinkConfig = LinkConfig()
-    rates: RatesConfig = RatesConfig()
+    fused: RatesConfig = RatesConfig()
+    stock: RatesConfig = RatesConfig()
 
     def __post_init__(self) -> None:
         if self.ranks > self.ranks_per_node and self.ranks % self.ranks_per_node:

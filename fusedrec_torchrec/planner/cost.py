@@ -36,10 +36,12 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.exchange.input_dist import COUNTS, GRANULE
 from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
+from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, RatesConfig
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["Part", "Step", "TableLoad", "fused_step", "stock_step"]
 
+COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 NUMBER_BYTES = 4
 STOCK_ID_BYTES, LENGTH_BYTES = 8, 4
 STOCK_SPLIT_BYTES = 24  # of TorchRec's first all-to-all, to each other rank
@@ -82,7 +84,7 @@ class Part:
 
     Attributes:
         name: of the stage.
-        kind: ``all_to_all``, ``all_reduce``, ``all_gather``, or the rate that limits it.
+        kind: a collective, or the rate that limits the part: ``ids``, ``lookup``, ``pooling``.
         amount_W: bytes that each rank sends, or bytes or ids that it works on.
     """
 
@@ -92,22 +94,29 @@ class Part:
 
     @property
     def is_collective(self) -> bool:
-        return self.kind in ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
+        return self.kind in COLLECTIVES
 
-    def seconds(self, cluster: ClusterConfig) -> float:
+    def seconds(self, cluster: ClusterConfig, rates: RatesConfig) -> float:
         """As long as the busiest rank takes."""
         most = float(self.amount_W.max(initial=0.0))
         if self.is_collective:
             return cluster.all_to_all(most, len(self.amount_W))
-        rate = getattr(cluster.rates, self.kind)
-        return most / (rate * (1e6 if self.kind == "dedup" else GB))
+        unit = 1e6 if self.kind == "ids" else GB
+        return most / (float(getattr(rates, self.kind)) * unit)
 
 
 @dataclass
 class Step:
-    """A training step of one system."""
+    """A training step of one system.
+
+    Attributes:
+        system: its name.
+        tables: how many there are.
+        parts: in the order of the step.
+    """
 
     system: str
+    tables: int
     parts: list[Part] = field(default_factory=list)
 
     def add(self, name: str, kind: str, amount_W: Floats) -> None:
@@ -122,9 +131,14 @@ class Step:
     def collectives(self) -> int:
         return sum(part.is_collective for part in self.parts)
 
+    def rates(self, cluster: ClusterConfig) -> RatesConfig:
+        return cluster.fused if self.system == FUSED else cluster.stock
+
     def seconds(self, cluster: ClusterConfig) -> float:
-        parts = sum(part.seconds(cluster) for part in self.parts)
-        return parts + cluster.rates.step * 1e-6
+        """Of the whole step."""
+        rates = self.rates(cluster)
+        parts = sum(part.seconds(cluster, rates) for part in self.parts)
+        return parts + (rates.step + rates.table * self.tables) * 1e-6
 
 
 def even_rows(rows: int, ranks: int) -> Floats:
@@ -165,8 +179,8 @@ def fused_step(
     bytes_W = (unique_T * row_bytes_T) @ shares_TW
     everywhere = np.ones(ranks)
 
-    step = Step("fused_row_wise")
-    step.add("dedup", "dedup", everywhere * ids_T.sum())
+    step = Step(FUSED, len(tables))
+    step.add("dedup", "ids", everywhere * ids_T.sum())
     header = COUNTS + buckets
     if exact_counts:
         step.add("counts", "all_to_all", everywhere * (ranks - 1) * header * NUMBER_BYTES)
@@ -178,9 +192,9 @@ def fused_step(
     step.add("lookup", "lookup", ranks * bytes_W)
     step.add("rows", "all_to_all", (ranks - 1) * bytes_W)
     step.add("pooling", "pooling", everywhere * float(ids_T @ row_bytes_T))
-    step.add("pooling_backward", "pooling_backward", everywhere * output_bytes)
+    step.add("pooling_backward", "pooling", everywhere * output_bytes)
     step.add("gradients", "all_to_all", bytes_W.sum() - bytes_W)
-    step.add("update", "update", ranks * bytes_W)
+    step.add("update", "lookup", ranks * bytes_W)
     return step
 
 
@@ -205,7 +219,12 @@ def stock_step(
     row_bytes_T = np.array([float(t.dim * NUMBER_BYTES) for t in tables])
     everywhere, others = np.ones(ranks), ranks - 1
     away = others / ranks
-    step = Step(system)
+    step = Step(system, len(tables))
+    pooled = float(bags_T @ row_bytes_T)
+    # Outputs and their gradients; row-wise, partial sums of the bags of all ranks.
+    written = 2 * pooled * (ranks if system == "row_wise" else 1)
+    step.add("permute", "ids", everywhere * ids_T.sum())
+    step.add("outputs", "pooling", everywhere * written)
     step.add("splits", "all_to_all", everywhere * others * STOCK_SPLIT_BYTES)
     if system == "table_wise":
         work_T = ids_T * row_bytes_T
@@ -218,23 +237,22 @@ def stock_step(
         pooled_W = (bags_T * row_bytes_T) @ mine_TW
         step.add("rows", "all_to_all", others * pooled_W)
         step.add("gradients", "all_to_all", pooled_W.sum() - pooled_W)
-        step.add("update", "update", ranks * (work_T @ mine_TW))
+        step.add("update", "lookup", ranks * (work_T @ mine_TW))
         return step
-    pooled = float(bags_T @ row_bytes_T)
     step.add("lengths", "all_to_all", everywhere * others * bags_T.sum() * LENGTH_BYTES)
     if system == "row_wise":
         step.add("ids", "all_to_all", everywhere * ids_T.sum() * away * STOCK_ID_BYTES)
         step.add("lookup", "lookup", everywhere * float(ids_T @ row_bytes_T))
         step.add("rows", "reduce_scatter", everywhere * others * pooled)
         step.add("gradients", "all_gather", everywhere * others * pooled)
-        step.add("update", "update", everywhere * float(ids_T @ row_bytes_T))
+        step.add("update", "lookup", everywhere * float(ids_T @ row_bytes_T))
         return step
     assert system == "column_wise", system
     step.add("ids", "all_to_all", everywhere * others * ids_T.sum() * STOCK_ID_BYTES)
     step.add("lookup", "lookup", everywhere * float(ids_T @ row_bytes_T))
     step.add("rows", "all_to_all", everywhere * away * pooled)
     step.add("gradients", "all_to_all", everywhere * away * pooled)
-    step.add("update", "update", everywhere * float(ids_T @ row_bytes_T))
+    step.add("update", "lookup", everywhere * float(ids_T @ row_bytes_T))
     return step
 
 
