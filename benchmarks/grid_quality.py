@@ -46,6 +46,11 @@ SYSTEMS: dict[str, list[str]] = {
         for scaled in (False, True)
         for every in EVERY
     },
+    "2D, averaged every 1, momentum scale 4": [
+        GRID,
+        SCALED,
+        "optimizer.embedding.momentum_scale=4",
+    ],
 }
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "grid_quality.png"
 
