@@ -39,7 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     try:
-        from fusedrec_torchrec.cli import bench, inspect, prepare, profile, separate, train, version
+        from fusedrec_torchrec.cli import (
+            bench,
+            calibrate,
+            inspect,
+            prepare,
+            profile,
+            separate,
+            train,
+            version,
+        )
     except ModuleNotFoundError as error:
         sys.exit(
             f"fusedrec needs {error.name}, which is not installed: "
@@ -52,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "130 interrupted.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (train, prepare, profile, separate, bench, inspect, version):
+    for module in (train, prepare, profile, separate, calibrate, bench, inspect, version):
         module.add_command(commands)
     return parser
 

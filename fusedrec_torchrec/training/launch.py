@@ -11,8 +11,10 @@ from fusedrec_torchrec.training.config import LaunchConfig
 __all__ = ["launch"]
 
 
-def launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
-    """Runs ``python -m fusedrec_torchrec.training`` on all ranks of this machine.
+def launch(
+    config: LaunchConfig, arguments: Sequence[str], module: str = "fusedrec_torchrec.training"
+) -> None:
+    """Runs ``python -m module`` on all ranks of this machine.
 
     Raises:
         ChildFailedError: a rank failed, and restarts are used up.
@@ -33,6 +35,6 @@ def launch(config: LaunchConfig, arguments: Sequence[str]) -> None:
         # of the round before in it, and a machine that comes later waits in vain.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
-    parsed = torchrun.parse_args([*command, "-m", "fusedrec_torchrec.training", *arguments])
+    parsed = torchrun.parse_args([*command, "-m", module, *arguments])
     sys.stdout.flush()
     torchrun.run(parsed)

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.model import check_sharding
@@ -71,6 +72,13 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
         raise ValueError(
             f"data.lanes is {config.data.lanes}, must be a multiple of the number of ranks, {ranks}"
         )
+    grid = config.sharding.grid
+    if grid is not None:
+        all_ranks = config.launch.ranks * config.launch.nodes
+        try:
+            grid.groups(all_ranks)
+        except ValueError as error:
+            raise ValueError(f"sharding.grid: {error}") from None
     source = open_source(config, progress)
     (_, samples), (_, held_out) = split(source, config.data.held_out)
     if samples < config.data.batch_size:
@@ -85,6 +93,11 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
     check_sharding(config.sharding, source)
+    if grid is not None and config.sharding.hot != HotOptions():
+        raise ValueError(
+            "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "
+            "parallelism; leave out one of them"
+        )
     if config.data.hot_batches.order == "separated":
         hot_samples(config, source)
     return source

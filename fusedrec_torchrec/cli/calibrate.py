@@ -1,0 +1,44 @@
+"""``fusedrec calibrate``: measures a cluster for the planner."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from fusedrec_torchrec.training.config import LaunchConfig
+from fusedrec_torchrec.training.launch import launch
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this cluster for the planner",
+        description="Measures collectives and training steps on the ranks of this machine, and "
+        "writes a cluster file for the planner.  On several machines: torchrun ... -m "
+        "fusedrec_torchrec.planner.calibrate --output cluster.yaml",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="(default %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--name", default="measured", help="of the cluster")
+    parser.add_argument("--output", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.ranks < 2:
+        raise ValueError(f"--ranks is {arguments.ranks}, must be at least 2: links are measured")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    command = ["--output", str(arguments.output), "--name", arguments.name]
+    command += ["--device", arguments.device, *(["--quiet"] if arguments.quiet else [])]
+    try:
+        launch(LaunchConfig(ranks=arguments.ranks), command, "fusedrec_torchrec.planner.calibrate")
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(f"fusedrec calibrate: rank {rank} failed: {failure.message}", file=sys.stderr)
+        return 1
+    return 0
