@@ -11,7 +11,6 @@ fusedrec_torchrec.planner.calibrate`` on several.
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -369,4 +368,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,94 @@
+"""Calibration: known rates are found again, and a real cluster gets a file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusedrec_torchrec.config import from_mapping, to_yaml
+from fusedrec_torchrec.planner import calibrate as module
+from fusedrec_torchrec.planner.access import RowClasses
+from fusedrec_torchrec.planner.calibrate import Measured, Shape, fit_link, fit_rates, non_negative
+from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.cost import TableLoad, fused_step, stock_step
+from tests.cluster import Cluster
+
+
+def test_a_line_through_the_measurements() -> None:
+    sizes = [1e3, 1e4, 1e5, 1e6, 1e7]
+    latency, bandwidth = fit_link(sizes, [50e-6 + size / 2e9 for size in sizes])
+    assert latency == pytest.approx(50.0) and bandwidth == pytest.approx(2.0)
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 10), min_size=3, max_size=3), min_size=3, max_size=8),
+    st.lists(st.floats(0.05, 5), min_size=3, max_size=3),
+)
+def test_least_squares_without_negative_solutions(
+    rows: list[list[float]], truth: list[float]
+) -> None:
+    matrix = np.array(rows)
+    wanted = matrix @ np.array(truth)
+    found = non_negative(matrix, wanted)
+    assert (found >= 0).all()
+    # No worse than the truth, which is one of the candidates.
+    error = np.abs((matrix @ found - wanted) / wanted).max()
+    assert error < 1e-3
+
+
+def test_rates_are_found_again() -> None:
+    cluster = ClusterConfig(
+        ranks=4,
+        within_node=LinkConfig(all_to_all=3.0, latency=40.0),
+        fused=RatesConfig(step=700.0, table=3.0, ids=20.0, lookup=4.0, pooling=6.0),
+        stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0),
+    )
+    measured: dict[str, list[Measured]] = {"fused": [], "stock": []}
+    for shape in module.SHAPES:
+        classes = RowClasses.zipf(shape.rows, shape.zipf)
+        tables = [
+            TableLoad(f"t{i}", shape.rows, shape.dim, shape.pooling, classes)
+            for i in range(shape.tables)
+        ]
+        step = fused_step(tables, shape.batch, 4)
+        measured["fused"].append(Measured(shape, step, step.seconds(cluster)))
+        for system in ("table_wise", "row_wise", "column_wise"):
+            step = stock_step(system, tables, shape.batch, 4)
+            measured["stock"].append(Measured(shape, step, step.seconds(cluster)))
+    for kind, steps in measured.items():
+        found = fit_rates(cluster, steps)
+        wanted = getattr(cluster, kind)
+        for name in ("step", "table", "ids", "lookup", "pooling"):
+            assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=0.02), name
+
+
+def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHAPES", shapes)
+        patch.setattr(module, "COLLECTIVE_SIZES", [1 << 10, 1 << 14])
+        patch.setattr(module, "REPEATS", 2)
+        cluster, measured = module.calibrate("here", torch.device("cpu"), progress=False)
+    module.report(cluster, measured)
+    return {"yaml": to_yaml(cluster), "steps": len(measured)}
+
+
+def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
+    shapes = tuple(
+        Shape(tables=3, rows=200, dim=8, batch=batch, pooling=pooling)
+        for batch, pooling in ((16, 1.0), (64, 1.0), (64, 3.0))
+    )
+    first, second = cluster_2.run(calibrated, shapes)
+    assert first == second and first["steps"] == 12
+    found = from_mapping(ClusterConfig, yaml.safe_load(first["yaml"]))
+    assert (found.name, found.device, found.ranks, found.ranks_per_node) == ("here", "cpu", 2, 2)
+    assert found.within_node.latency >= 0 and found.memory > 0.1
+
+
+def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranks is 12, must be a multiple of ranks_per_node, 8"):
+        from_mapping(ClusterConfig, {"ranks": 12, "ranks_per_node": 8})
