@@ -256,7 +256,7 @@ def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) 
     a, b = matrix / scale * weights[:, None], wanted * weights
     gram, target = a.T @ a, a.T @ b
     solution = np.zeros(matrix.shape[1])
-    for _ in range(10_000):
+    for _ in range(2_000):
         before = solution.copy()
         for j in range(len(solution)):
             if gram[j, j] > 0:
