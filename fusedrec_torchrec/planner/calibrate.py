@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -247,24 +248,22 @@ def fit_rates(cluster: ClusterConfig, measured: Sequence[Measured]) -> RatesConf
 
 
 def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
-    """Least squares without negative solutions, by coordinate descent.
+    """Least squares without negative solutions: the best of all choices of what is not zero.
 
-    Relative to what is wanted, unless there are other weights.
+    Relative to what is wanted, unless there are other weights.  For a handful of columns.
     """
     weights = 1 / wanted if weights is None else weights
     scale = np.maximum(np.abs(matrix).max(0), 1e-300)
     a, b = matrix / scale * weights[:, None], wanted * weights
-    gram, target = a.T @ a, a.T @ b
-    solution = np.zeros(matrix.shape[1])
-    for _ in range(2_000):
-        before = solution.copy()
-        for j in range(len(solution)):
-            if gram[j, j] > 0:
-                step = (target[j] - gram[j] @ solution) / gram[j, j]
-                solution[j] = max(0.0, solution[j] + step)
-        if np.abs(solution - before).max() <= 1e-12 * max(np.abs(solution).max(), 1e-300):
-            break
-    return solution / scale
+    best, least = np.zeros(matrix.shape[1]), float(b @ b)
+    for size in range(1, matrix.shape[1] + 1):
+        for chosen in combinations(range(matrix.shape[1]), size):
+            part = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+            error = float(((a[:, chosen] @ part - b) ** 2).sum())
+            if (part >= 0).all() and error < least:
+                best, least = np.zeros(matrix.shape[1]), error
+                best[list(chosen)] = part
+    return best / scale
 
 
 def calibrate(

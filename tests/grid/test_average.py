@@ -91,7 +91,7 @@ def test_stock_tables(cluster_4: Cluster, tables: tuple[Table, ...], layout: Any
     cluster_4.run(train, case)
 
 
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("states", [True, False])
 def test_syncs_every_few_steps(cluster_4: Cluster, every: int, states: bool) -> None:
     case = Case(
@@ -133,7 +133,14 @@ def against_all_rows(case: Case) -> dict[str, Any]:
 LARGE = tuple(dataclasses.replace(t, rows=40 * t.rows) for t in TABLES)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param("sgd", marks=pytest.mark.slow),
+        pytest.param("adagrad", marks=pytest.mark.slow),
+        "rowwise_adagrad",
+    ],
+)
 @pytest.mark.parametrize("tables", [LARGE, MIXED], ids=["fused", "mixed"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_touched_rows_are_enough(

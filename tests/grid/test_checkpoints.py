@@ -87,15 +87,15 @@ ENDS = {
     ("saved", "loaded"),
     [
         ("2x2", "2x2"),
-        ("2x2", "2x2, groups adjacent"),
+        pytest.param("2x2", "2x2, groups adjacent", marks=pytest.mark.slow),
         ("2x2", "1x4"),
         ("2x2", "1D"),
         ("2x2", "row_wise"),
-        ("2x2", "table_wise"),
-        ("1x4", "2x2"),
+        pytest.param("2x2", "table_wise", marks=pytest.mark.slow),
+        pytest.param("1x4", "2x2", marks=pytest.mark.slow),
         ("1D", "2x2"),
         ("row_wise", "2x2"),
-        ("table_wise", "1x4"),
+        pytest.param("table_wise", "1x4", marks=pytest.mark.slow),
     ],
 )
 def test_every_grid_and_sharding(

@@ -42,7 +42,7 @@ def bad_batch(case: Case, bad_rank: int) -> str:
 
 @pytest.mark.parametrize("sync", ["weights", "gradients"])
 @pytest.mark.parametrize("layout", ["replicas_adjacent", "groups_adjacent"])
-@pytest.mark.parametrize("bad_rank", [0, 3])
+@pytest.mark.parametrize("bad_rank", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_bad_batch_in_one_group_is_an_error_in_all(
     cluster_4: Cluster, sync: str, layout: str, bad_rank: int
 ) -> None:

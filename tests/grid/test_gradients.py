@@ -42,7 +42,10 @@ def train_and_compare(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(2, 1), (4, 2), (4, 1)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", pytest.param("adagrad", marks=pytest.mark.slow), "rowwise_adagrad"],
+)
 @pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
 def test_training_equals_training_without_groups(
     clusters: Callable[[int], Cluster], ranks: int, size: int, optimizer: str, integers: bool

@@ -50,7 +50,14 @@ def compare(case: Case) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("kind", ["ebc", "ec", "fp_ebc"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ebc",
+        pytest.param("ec", marks=pytest.mark.slow),
+        pytest.param("fp_ebc", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,7 +96,7 @@ def bad_batch(case: Case) -> tuple[int, str]:
     return steps, text
 
 
-@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("kind", ["ebc", pytest.param("ec", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sync", ["weights", "gradients"])
 def test_a_bad_batch_in_one_group_is_an_error_in_all(
     cluster_4: Cluster, kind: str, sync: str

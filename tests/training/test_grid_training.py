@@ -29,9 +29,11 @@ def test_shared_gradients_learn_what_one_group_learns(cluster_4: Cluster, tmp_pa
     "grid",
     [
         {"sync_every": 3},
-        {"sync": "gradients"},
+        pytest.param({"sync": "gradients"}, marks=pytest.mark.slow),
         {"overlap": "one_step"},
-        {"overlap": "until_lookup", "layout": "groups_adjacent"},
+        pytest.param(
+            {"overlap": "until_lookup", "layout": "groups_adjacent"}, marks=pytest.mark.slow
+        ),
     ],
     ids=["every 3 steps", "gradients", "one_step", "until_lookup"],
 )
