@@ -16,6 +16,7 @@ from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.calibrate import Measured, Shape, fit_link, fit_rates, non_negative
 from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost import TableLoad, fused_step, stock_step
+from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
 
@@ -93,3 +94,14 @@ def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
 def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks is 12, must be a multiple of ranks_per_node, 8"):
         from_mapping(ClusterConfig, {"ranks": 12, "ranks_per_node": 8})
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs" / "clusters").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_ready_clusters(path: Path) -> None:
+    cluster = from_mapping(ClusterConfig, yaml.safe_load(path.read_text()), path.name)
+    topology = cluster.topology()
+    assert topology.world_size == cluster.ranks
+    assert topology.local_world_size == cluster.local_ranks
+    assert cluster.all_to_all(1e9) > cluster.all_to_all(1e6) > 0
