@@ -11,6 +11,7 @@ kernel.  The two differ only where v / c is not much larger than eps: in a row's
 gradients are tiny.  Optimizer state is v itself, so checkpoints fit plain row-wise AdaGrad.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "MomentumScaledRowWiseAdagrad",
     "resolve_fused_params",
     "resolve_parameters",
+    "resolve_sharder",
     "scale_lookups",
     "scale_table",
     "without_scale",
@@ -137,6 +139,18 @@ def resolve_fused_params(fused_params: dict[str, Any] | None, groups: int) -> di
     if fused_params is None or not _is_ours(fused_params.get("optimizer")):
         return fused_params
     return {**_scaled(fused_params, groups), "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+
+
+def resolve_sharder(sharder: Any, groups: int) -> Any:
+    """A sharder whose settings FBGEMM understands; the user's own stays as it is."""
+    inner = getattr(sharder, "_ebc_sharder", None)
+    if inner is not None:
+        sharder = copy.copy(sharder)
+        sharder._ebc_sharder = resolve_sharder(inner, groups)
+    if _is_ours((getattr(sharder, "_fused_params", None) or {}).get("optimizer")):
+        sharder = copy.copy(sharder)
+        sharder._fused_params = resolve_fused_params(sharder._fused_params, groups)
+    return sharder
 
 
 def resolve_parameters(module: nn.Module, groups: int) -> None:

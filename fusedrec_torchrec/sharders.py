@@ -41,7 +41,6 @@ __all__ = [
     "FusedEmbeddingCollectionSharder",
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "fused_sharders",
-    "is_fused",
 ]
 
 
@@ -89,11 +88,6 @@ class _FusedTableSharder(_FusedTypeMixin):
         groups = env.num_sharding_groups() if isinstance(env, ShardingEnv2D) else 1
         resolve_parameters(module, groups)
         return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
-
-
-def is_fused(sharder: object) -> bool:
-    """Whether a sharder is one of ours."""
-    return isinstance(sharder, _FusedTypeMixin)
 
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):

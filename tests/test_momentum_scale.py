@@ -250,6 +250,42 @@ def groups_scale(case: Case, sharders: str) -> None:
     assert model.fused_optimizer.param_groups[0]["lr"] == RATES[-1]
 
 
+def without_groups(case: Case) -> None:
+    """With shared gradients v is that of one group, so nothing is to be scaled."""
+    model = build(case, "fused_params", settings(None))
+    for kernel in model.module.sparse._lookups[0]._emb_modules:
+        assert kernel._emb_module.optimizer_args.eps.momentum_scale == 1.0
+        table = kernel._emb_module
+        table.update_hyper_parameters({"lr": 0.125, "eps": 0.5})
+        assert table.get_learning_rate() == 0.125 and table.optimizer_args.eps == 0.5
+
+
+def test_shared_gradients_are_not_scaled(cluster_4: Cluster) -> None:
+    case = dataclasses.replace(
+        CASE,
+        tables=TABLES[:2],
+        batch_sizes=(4,) * 4,
+        grid=fr.GridOptions(sharding_group_size=2, sync="gradients"),
+    )
+    cluster_4.run(without_groups, case)
+
+
+def new_settings(case: Case) -> None:
+    """What a user sets later is scaled, too."""
+    model = build(case, "fused_params", settings(4.0))
+    for lookup in model.module.sparse._lookups:
+        for kernel in lookup._emb_modules:
+            table = kernel._emb_module
+            table.update_hyper_parameters({"lr": 0.125, "eps": 0.25})
+            assert table.get_learning_rate() == 0.125
+            assert float(table.learning_rate_tensor) == 0.25
+            assert table.optimizer_args.eps == 0.5
+
+
+def test_settings_that_change_later(cluster_2: Cluster) -> None:
+    cluster_2.run(new_settings, CASE)
+
+
 @pytest.mark.parametrize("sharders", ["fused", "stock"])
 def test_the_number_of_groups_is_the_default(cluster_4: Cluster, sharders: str) -> None:
     tables = TABLES if sharders == "fused" else TABLES[2:]

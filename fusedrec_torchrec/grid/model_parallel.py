@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import (
     DataParallelWrapper,
     DistributedModelParallel,
     DMPCollection,
 )
+from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.types import (
     DMPCollectionContext,
     ModuleSharder,
@@ -29,22 +31,29 @@ from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.sync import replicas_of
 from fusedrec_torchrec.momentum_scale import (
-    resolve_fused_params,
     resolve_parameters,
+    resolve_sharder,
     scale_lookups,
 )
 from fusedrec_torchrec.planner import FusedShardingPlanner
-from fusedrec_torchrec.sharders import fused_sharders, is_fused
+from fusedrec_torchrec.sharders import fused_sharders
 from fusedrec_torchrec.sharding_plan import GridShardingPlan
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["GridModelParallel"]
 
+KERNELS = [
+    EmbeddingComputeKernel.FUSED.value,
+    EmbeddingComputeKernel.FUSED_UVM.value,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+]
+
 
 class GridModelParallel(DMPCollection):
     """``DistributedModelParallel`` over groups of ranks.
 
-    Call ``sync()`` after every training step; TorchRec's training pipelines do it by themselves.
+    Call ``sync()`` after every training step; TorchRec's ``TrainPipelineSparseDist`` does it by
+    itself, most other pipelines do not.
     Dense parameters and data-parallel tables are data-parallel over all ranks.
 
     Args:
@@ -75,21 +84,27 @@ class GridModelParallel(DMPCollection):
         everyone = dist.group.WORLD
         if everyone is None:
             raise ValueError("there is no default process group: call init_process_group first")
+        if not isinstance(grid, GridOptions):
+            raise ValueError(f"grid is {grid!r}, must be GridOptions(sharding_group_size=...)")
         device = device or torch.device("cpu")
-        sharders = sharders or fused_sharders()
         size = grid.sharding_group_size
-        groups = grid.groups(dist.get_world_size())
-        resolve_parameters(module, groups)
-        for sharder in sharders:
-            if isinstance(sharder, BaseEmbeddingSharder) and not is_fused(sharder):
-                sharder._fused_params = resolve_fused_params(sharder._fused_params, groups)
+        ranks = dist.get_world_size()
+        groups = grid.groups(ranks)
+        ranks_per_host = grid.ranks_per_host(ranks, min(get_local_size(), ranks))
+        # With shared gradients, v is what it is without groups.
+        scale = groups if grid.sync == "weights" else 1
+        resolve_parameters(module, scale)
+        sharders = [resolve_sharder(each, scale) for each in sharders or fused_sharders()]
         if isinstance(plan, GridShardingPlan) and plan.sharding_group_size != size:
             raise ValueError(
                 f"sharding_group_size is {size}, but the plan was made for groups of "
                 f"{plan.sharding_group_size} ranks"
             )
         if plan is None:
-            planner = FusedShardingPlanner(sharding_group_size=size)
+            topology = Topology(
+                world_size=size, local_world_size=ranks_per_host, compute_device=device.type
+            )
+            planner = FusedShardingPlanner(topology, sharding_group_size=size)
             plan = planner.collective_plan(module, sharders, everyone)
         _check_plan(plan, grid)
         self._groups = Groups.create(grid, device)
@@ -99,7 +114,7 @@ class GridModelParallel(DMPCollection):
             sharding_pg=self._groups.sharding_pg,
             replica_pg=self._groups.replica_pg,
             device_mesh=self._groups.mesh,
-            node_group_size=size,
+            node_group_size=ranks_per_host,
             use_inter_host_allreduce=grid.layout == "groups_adjacent",
         )
         # What DMPCollection's methods use; its constructor would insist on CUDA.
@@ -127,6 +142,9 @@ class GridModelParallel(DMPCollection):
         )
         scale_lookups(self._dmp_wrapped_module)
         self.replicas = replicas_of(self._dmp_wrapped_module, self._groups, grid)
+        for sharded in self._dmp_wrapped_module.modules():
+            if isinstance(sharded, ShardedEmbeddingModule):
+                sharded.register_state_dict_pre_hook(lambda *_: self.replicas.finish())
 
     def sync(self, include_optimizer_state: bool = True) -> None:
         """After a training step: replicas are brought together, every ``sync_every`` calls.
@@ -149,10 +167,6 @@ class GridModelParallel(DMPCollection):
         ``sync_every`` steps later.
         """
         self.replicas.sync_now()
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self.replicas.finish()
-        return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         self.replicas.finish()
@@ -187,17 +201,23 @@ class _GridOptimizer(CombinedOptimizer):
 def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
     """
     Raises:
-        ValueError: the plan has stock tables, whose gradients cannot be shared.
+        ValueError: the plan has tables that cannot be synced, or not in this way.
     """
-    if grid.sync != "gradients":
-        return
-    stock = [
-        name
+    tables = [
+        (name, sharding)
         for of_module in plan.plan.values()
         for name, sharding in of_module.items()  # type: ignore[attr-defined]
-        if sharding.sharding_type not in (FUSED, ShardingType.DATA_PARALLEL.value)
+        if sharding.sharding_type != ShardingType.DATA_PARALLEL.value
     ]
-    if stock:
+    for name, sharding in tables:
+        if sharding.compute_kernel not in KERNELS:
+            raise ValueError(
+                f"plan of table {name!r} ({sharding.sharding_type}): compute_kernel is "
+                f"{sharding.compute_kernel!r}, must be one of {', '.join(KERNELS)}, or the table "
+                "data_parallel: groups sync tables that FBGEMM updates in backward"
+            )
+    stock = [name for name, sharding in tables if sharding.sharding_type != FUSED]
+    if stock and grid.sync == "gradients":
         raise ValueError(
             f"sync is 'gradients', but tables {', '.join(stock)} are not fused_row_wise: FBGEMM "
             "updates them in backward, before gradients can be shared; shard them fused_row_wise, "

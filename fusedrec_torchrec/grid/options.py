@@ -19,7 +19,8 @@ class GridOptions:
             summed over the groups before one update, which is training without groups.
         rows: of ``weights``.  ``touched``: rows that some group has used since the last sync;
             ``all``: whole shards, as TorchRec's ``DMPCollection`` does.
-        sync_optimizer_state: of ``weights``: whether the optimizer's state is averaged, too.
+        sync_optimizer_state: of ``weights``: whether the optimizer's state is averaged, too.  If
+            not, a checkpoint has the first group's.
         overlap: of ``weights``.  ``none``: ``sync`` returns when it is done.  ``until_lookup``:
             rows travel until the tables are used again.  ``one_step``: they travel during the
             whole next step; its updates are kept, on top of an average that is one step old.
@@ -38,12 +39,10 @@ class GridOptions:
     layout: Literal["replicas_adjacent", "groups_adjacent"] = "replicas_adjacent"
 
     def __post_init__(self) -> None:
-        if self.sharding_group_size < 1:
-            raise ValueError(
-                f"sharding_group_size is {self.sharding_group_size}, must be at least 1"
-            )
-        if self.sync_every < 1:
-            raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
+        for name in ("sharding_group_size", "sync_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}, must be a whole number of at least 1")
         choices = {
             "sync": ("weights", "gradients"),
             "rows": ("touched", "all"),
@@ -70,6 +69,13 @@ class GridOptions:
                         f"{name} is {getattr(self, name)!r} with sync 'gradients', which happens "
                         "in every step; it is a setting of sync 'weights'"
                     )
+
+    def ranks_per_host(self, ranks: int, local_ranks: int) -> int:
+        """Ranks of a group on one host, which has ``local_ranks`` of all ``ranks``."""
+        size = self.sharding_group_size
+        if self.layout == "groups_adjacent":
+            return min(local_ranks, size)
+        return max(local_ranks * size // ranks, 1)
 
     def groups(self, ranks: int) -> int:
         """Number of groups.

@@ -12,6 +12,7 @@ from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.tables import TableRows, fbgemm_tables
 from fusedrec_torchrec.grid.touched import TouchedRows
+from fusedrec_torchrec.hot.replica import check_replicable
 
 __all__ = ["Replicas", "replicas_of"]
 
@@ -46,7 +47,7 @@ class Replicas:
         """Makes the replicas equal; on all ranks."""
 
     def begin(self) -> None:
-        """The replicas are equal, whatever they were before."""
+        """State was loaded: syncs are counted from here."""
 
     def finish(self) -> None:
         """Waits for what is under way, if there is something; all replicas come here in time."""
@@ -58,6 +59,8 @@ class SharedGradients(Replicas):
     def __init__(self, model: nn.Module, groups: Groups) -> None:
         self._updates = []
         for lookup in _fused_lookups(model):
+            for kernel in lookup.kernels:
+                check_replicable(kernel, "sync is 'gradients'")
             duplicates = groups.sharding_pg.size() > 1
             updates = SharedUpdates(groups.replica_pg, lookup.kernels, duplicates)
             lookup.shared = updates
@@ -118,6 +121,8 @@ class AveragedWeights(Replicas):
             self._sync()
             if self._options.overlap == "none":
                 self.finish()
+        elif self._options.overlap == "one_step":
+            self.finish()
 
     def sync_now(self) -> None:
         self._steps = 0
@@ -125,8 +130,8 @@ class AveragedWeights(Replicas):
         self.finish()
 
     def begin(self) -> None:
+        # Rows that were touched stay so: a load of a part leaves others as different as they were.
         self._steps = 0
-        self._touched.clear()
 
     def _sync(self) -> None:
         with record_function("fusedrec::sync"):

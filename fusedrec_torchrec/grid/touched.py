@@ -12,6 +12,7 @@ __all__ = ["TouchedRows", "distinct"]
 
 # Up to here a bit for every row is faster than to sort the rows that were used.
 ROWS_PER_USE = 64
+LEAST_KEPT = 1 << 20  # row numbers
 
 
 def distinct(numbers: torch.Tensor, rows: int) -> torch.Tensor:
@@ -42,6 +43,8 @@ class TouchedRows:
         self._rows = rows
         self._seen: list[torch.Tensor] = []
         self._size = 0
+        self._most = max(rows // 8, LEAST_KEPT)
+        self._is_touched: torch.Tensor | None = None  # of each row, once there are many
         for table in tables:
             listener = _Listener(self, table)
             table.table.register_forward_pre_hook(listener, with_kwargs=True)
@@ -50,18 +53,28 @@ class TouchedRows:
         """Takes rows, by their number among all rows of the rank."""
         self._seen.append(numbers)
         self._size += numbers.numel()
-        if self._size > 4 * self._rows + (1 << 16):  # bounds the memory between syncs
-            self._seen = [self.rows()]
-            self._size = self._seen[0].numel()
+        if self._size > self._most:  # bounds the memory between syncs: a byte for each row
+            self._note()
+
+    def _note(self) -> None:
+        if self._is_touched is None:
+            self._is_touched = self._seen[0].new_zeros(self._rows, dtype=torch.bool)
+        for numbers in self._seen:
+            self._is_touched.index_fill_(0, numbers, True)
+        self._seen, self._size = [], 0
 
     def rows(self) -> torch.Tensor:
         """Rows used so far, each once, in ascending order."""
+        if self._is_touched is not None:
+            self._note()
+            return self._is_touched.nonzero().flatten()
         if not self._seen:
             return torch.empty(0, dtype=torch.int64)
         return distinct(torch.cat(self._seen), self._rows)
 
     def clear(self) -> None:
         self._seen, self._size = [], 0
+        self._is_touched = None
 
 
 class _Listener:

@@ -15,7 +15,7 @@ from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
-from fusedrec_torchrec.hot.replica import STATES, tensors_of
+from fusedrec_torchrec.hot.replica import check_replicable, tensors_of
 
 __all__ = ["Chosen", "choose"]
 
@@ -91,7 +91,8 @@ class _Choice:
             k for k, b in enumerate(layout.buckets) for _ in range(b.first_table, b.end_table)
         ]
         for kernel, bucket in zip(kernels, layout.buckets, strict=True):
-            _check_optimizer(kernel, layout.tables[bucket.first_table].name)
+            table = layout.tables[bucket.first_table].name
+            check_replicable(kernel, f"hot rows of table {table!r}")
         # Of a row on a rank, weights and optimizer state.
         self._row_bytes = [
             sum(tensor.size(1) * tensor.element_size() for tensor in tensors_of(kernel.table))
@@ -242,29 +243,3 @@ def _checked(ids: Sequence[int], rows: int, where: str) -> NDArray[np.int64]:
     if (counts > 1).any():
         raise ValueError(f"{where}: id {sorted_ids[counts > 1][0]} is there more than once")
     return sorted_ids
-
-
-def _check_optimizer(kernel: BucketKernel, table: str) -> None:
-    optimizer = kernel.table.optimizer
-    if optimizer not in STATES:
-        raise ValueError(
-            f"hot rows of table {table!r}: optimizer is {optimizer.value!r}, must be one of "
-            f"{[each.value for each in STATES]}"
-        )
-    fbgemm = kernel.table
-    if hasattr(fbgemm, "prev_iter_physical_offsets"):
-        raise ValueError(
-            f"hot rows of table {table!r}: its weight decay (COUNTER, COWCLIP or global) counts "
-            "the steps of each row, which replicas do not; weight_decay_mode must be NONE, L2 or "
-            "DECOUPLE"
-        )
-    rounds_at_random = (
-        fbgemm.optimizer_args.stochastic_rounding
-        and fbgemm.weights_precision == SparseType.FP16
-        and not fbgemm.weights_host.numel()  # on CUDA; on CPU FBGEMM rounds to nearest
-    )
-    if rounds_at_random:
-        raise ValueError(
-            f"hot rows of table {table!r}: stochastic_rounding is True and weights are fp16, so "
-            "that replicas would differ; set stochastic_rounding to False in fused_params"
-        )

@@ -7,12 +7,12 @@ is FBGEMM's own arithmetic, and a row trained here is bit for bit the row traine
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 
 from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
 from fusedrec_torchrec.hot.update import update_of
 
-__all__ = ["STATES", "Replica", "Settings", "tensors_of"]
+__all__ = ["STATES", "Replica", "Settings", "check_replicable", "tensors_of"]
 
 # Learning rate and FBGEMM's other settings of an optimizer.
 Settings = tuple[float, Any]
@@ -35,6 +35,39 @@ def tensors_of(table: BucketTable) -> list[torch.Tensor]:
         (used,) = [flat for flat in places if flat.numel() >= rows]
         tensors.append(used.detach().view(rows, -1))
     return tensors
+
+
+def check_replicable(kernel: BucketKernel, where: str) -> None:
+    """Refuses optimizers with which replicas would not stay equal.
+
+    Args:
+        kernel: a bucket.
+        where: what the error is about.
+
+    Raises:
+        ValueError: what is wrong with its optimizer.
+    """
+    table = kernel.table
+    if table.optimizer not in STATES:
+        raise ValueError(
+            f"{where}: optimizer is {table.optimizer.value!r}, must be one of "
+            f"{[each.value for each in STATES]}"
+        )
+    if hasattr(table, "prev_iter_physical_offsets"):
+        raise ValueError(
+            f"{where}: weight decay (COUNTER, COWCLIP or global) counts the steps of each row, "
+            "which replicas do not; weight_decay_mode must be NONE, L2 or DECOUPLE"
+        )
+    rounds_at_random = (
+        table.optimizer_args.stochastic_rounding
+        and table.weights_precision == SparseType.FP16
+        and not table.weights_host.numel()  # on CUDA; on CPU FBGEMM rounds to nearest
+    )
+    if rounds_at_random:
+        raise ValueError(
+            f"{where}: stochastic_rounding is True and weights are fp16, so that replicas would "
+            "differ; set stochastic_rounding to False in fused_params"
+        )
 
 
 class Replica:

@@ -67,7 +67,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     ) -> None:
         ranks = sharding_group_size or (topology.world_size if topology else dist.get_world_size())
         topology = topology or Topology(
-            local_world_size=min(get_local_size(), ranks),
+            # Of a group, as GridModelParallel places it by default.
+            local_world_size=max(get_local_size() * ranks // _all_ranks(ranks), 1),
             world_size=ranks,
             compute_device=get_device_type(),
         )
@@ -140,3 +141,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         except Exception as error:
             # Planner errors carry objects that only exist on this rank: send their text.
             return None, RuntimeError(f"planning failed on rank 0: {error}")
+
+
+def _all_ranks(at_least: int) -> int:
+    return max(dist.get_world_size(), at_least) if dist.is_initialized() else at_least

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.collectives import CollectiveCounter
-from tests.case import Case, Table, sharded
+from fusedrec_torchrec.grid import touched
+from tests.case import Case, Table, Wrapper, sharded, unsharded
 from tests.cluster import Cluster
 from tests.grid.reference import grid_run, groups_of
 from tests.parity import local_parts, optimizer_states, train_step
@@ -106,8 +107,9 @@ def test_syncs_every_few_steps(cluster_4: Cluster, every: int, states: bool) -> 
 
 def bits(model: Any) -> list[torch.Tensor]:
     """Weights and optimizer state on this rank."""
-    values = [*model.state_dict().values(), *optimizer_states(model).values()]
-    return [part.clone() for value in values for _, part in local_parts(value)]
+    weights = [part.clone() for v in model.state_dict().values() for _, part in local_parts(v)]
+    states = optimizer_states(model).values()
+    return weights + [part.clone() for value in states for _, part in local_parts(value)]
 
 
 def against_all_rows(case: Case) -> dict[str, Any]:
@@ -218,6 +220,20 @@ def overlapped(case: Case) -> None:
         if step % 2:  # a look at the state ends it, too
             for got, want in zip(*map(bits, models), strict=True):
                 assert torch.equal(got, want)
+        elif step == 2:  # at the optimizer's state alone
+            states = [optimizer_states(model) for model in models]
+            for name in states[0]:
+                for (_, got), (_, want) in zip(
+                    *(local_parts(each[name]) for each in states), strict=True
+                ):
+                    assert torch.equal(got, want)
+        elif step == 4:  # through an inner module
+            states = [model.module.state_dict() for model in models]
+            for name in states[0]:
+                for (_, got), (_, want) in zip(
+                    *(local_parts(each[name]) for each in states), strict=True
+                ):
+                    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("tables", [LARGE, MIXED, TABLES], ids=["fused", "mixed", "dense"])
@@ -252,11 +268,7 @@ def one_step_late(case: Case) -> None:
         each.sync_now()
     for got, want in zip(bits(model), bits(other), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
-    pg = model._groups.replica_pg
-    for mine in bits(model):
-        everywhere = [torch.empty_like(mine) for _ in range(pg.size())]
-        dist.all_gather(everywhere, mine.contiguous(), group=pg)
-        assert all(torch.equal(mine, theirs) for theirs in everywhere)
+    equal_replicas(model)
 
 
 def raw(model: Any) -> list[torch.Tensor]:
@@ -274,3 +286,113 @@ def test_one_step_late(cluster_4: Cluster, tables: tuple[Table, ...], every: int
         grid=fr.GridOptions(sharding_group_size=2, overlap="one_step", sync_every=every),
     )
     cluster_4.run(one_step_late, case)
+
+
+def lands_after_one_step(case: Case) -> list[bool]:
+    model: Any = sharded(case)
+    under_way = []
+    for step in range(7):
+        train_step(case, model, step)
+        model.sync()
+        under_way.append(model.replicas._average.under_way)
+    return under_way
+
+
+def test_one_step_late_is_one_step_late(cluster_4: Cluster) -> None:
+    case = Case(
+        tables=LARGE,
+        batch_sizes=(5, 5, 5, 5),
+        grid=fr.GridOptions(sharding_group_size=2, overlap="one_step", sync_every=3),
+    )
+    assert cluster_4.run(lands_after_one_step, case)[0] == [False, False, True] * 2 + [False]
+
+
+def equal_replicas(model: Any) -> None:
+    pg = model._groups.replica_pg
+    for mine in bits(model):
+        everywhere = [torch.empty_like(mine) for _ in range(pg.size())]
+        dist.all_gather(everywhere, mine.contiguous(), group=pg)
+        assert all(torch.equal(mine, theirs) for theirs in everywhere)
+
+
+def begin(case: Case) -> None:
+    """Replicas begin equal, though each rank draws its own weights."""
+    torch.manual_seed(dist.get_rank())
+    module = unsharded(case)
+    model = fr.GridModelParallel(Wrapper(module), case.grid)  # type: ignore[arg-type]
+    values = bits(model)
+    assert any(float(value.abs().sum()) > 0 for value in values)
+    equal_replicas(model)
+
+
+@pytest.mark.parametrize("sync", ["weights", "gradients"])
+def test_replicas_begin_equal(cluster_4: Cluster, sync: Any) -> None:
+    grid = fr.GridOptions(sharding_group_size=2, sync=sync)
+    cluster_4.run(begin, Case(tables=TABLES, batch_sizes=(5,) * 4, grid=grid))
+
+
+def load_a_part(case: Case, loaded: str) -> None:
+    """In the middle of two syncs; afterwards a sync makes all replicas equal, all of them."""
+    model: Any = sharded(case)
+    state = model.state_dict()
+    names = [k for k in state if loaded == "weights" or k.endswith("a.weight")]
+    ones = {k: torch.ones(state[k].shape) for k in names}
+    for step in range(2):
+        train_step(case, model, step)
+        model.sync()
+    model.load_state_dict(ones, strict=False)
+    model.sync_now()
+    equal_replicas(model)
+
+
+@pytest.mark.parametrize("loaded", ["one table", "weights"])
+def test_a_load_of_a_part_does_not_keep_groups_apart(cluster_4: Cluster, loaded: str) -> None:
+    case = Case(
+        tables=LARGE,
+        batch_sizes=(5, 5, 5, 5),
+        optimizer="rowwise_adagrad",
+        grid=fr.GridOptions(sharding_group_size=2, sync_every=5),
+    )
+    cluster_4.run(load_a_part, case, loaded)
+
+
+@pytest.mark.parametrize("kind", ["vbe", "ec", "weighted", "fp16", "data_parallel"])
+def test_other_modules(cluster_4: Cluster, kind: str) -> None:
+    """Touched rows against whole shards, and equal replicas."""
+    sums = tuple(dataclasses.replace(t, pooling="sum", dim=8) for t in LARGE)
+    stock = tuple(dataclasses.replace(t, sharding="table_wise") for t in sums[2:])
+    kinds: dict[str, dict[str, Any]] = {
+        "vbe": {"vbe": True, "tables": sums[:2] + stock},
+        "ec": {"kind": "ec", "tables": sums[:2] + stock},
+        "weighted": {"weighted": True, "tables": sums[:2] + stock},
+        "fp16": {"tables": tuple(dataclasses.replace(t, dtype="fp16") for t in sums[:2] + stock)},
+        "data_parallel": {
+            "tables": (*sums[:3], dataclasses.replace(sums[3], sharding="data_parallel"))
+        },
+    }
+    case = Case(
+        tables=LARGE,
+        batch_sizes=(5, 5, 5, 5),
+        optimizer="rowwise_adagrad",
+        grid=fr.GridOptions(sharding_group_size=2),
+    )
+    cluster_4.run(against_all_rows, dataclasses.replace(case, **kinds[kind]))
+
+
+def many_rows(case: Case) -> None:
+    """More row numbers than are kept as a list: a flag for each row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(touched, "LEAST_KEPT", 3)
+        against_all_rows(case)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_many_touched_rows(cluster_4: Cluster, every: int) -> None:
+    small = tuple(dataclasses.replace(t, rows=8) for t in TABLES)
+    case = Case(
+        tables=(LARGE[0], *small[1:]),
+        batch_sizes=(5, 5, 5, 5),
+        optimizer="rowwise_adagrad",
+        grid=fr.GridOptions(sharding_group_size=2, sync_every=every),
+    )
+    cluster_4.run(many_rows, case)

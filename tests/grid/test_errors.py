@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -55,8 +56,9 @@ def test_a_bad_batch_in_one_group_is_an_error_in_all(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sharding_group_size": 0}, "sharding_group_size is 0, must be at least 1"),
-        ({"sync_every": 0}, "sync_every is 0, must be at least 1"),
+        ({"sharding_group_size": 0}, "sharding_group_size is 0, must be a whole number"),
+        ({"sharding_group_size": "2"}, "sharding_group_size is '2', must be a whole number"),
+        ({"sync_every": 1.5}, "sync_every is 1.5, must be a whole number of at least 1"),
         ({"sync": "rows"}, "sync is 'rows', must be one of weights, gradients"),
         ({"overlap": "yes"}, "overlap is 'yes', must be one of none, until_lookup, one_step"),
         ({"rows": "all", "overlap": "one_step"}, "must be with rows 'touched'"),
@@ -139,6 +141,52 @@ def test_a_group_that_does_not_fit_into_memory(cluster_4: Cluster) -> None:
     for text in cluster_4.run(plans, 400_000, 40 << 20):
         assert "no plan for a group of sharding_group_size 2 ranks" in text
         assert "try larger groups" in text
+
+
+def dense_kernel() -> str:
+    module = model_of(100)
+    plan = construct_module_sharding_plan(
+        module,
+        {"t": table_wise(rank=1, compute_kernel="dense")},
+        sharder=fr.FusedEmbeddingBagCollectionSharder(),
+        local_size=2,
+        world_size=2,
+        device_type="cpu",
+    )
+    with pytest.raises(ValueError, match="compute_kernel is 'dense'") as error:
+        fr.GridModelParallel(
+            module, fr.GridOptions(sharding_group_size=2), plan=ShardingPlan({"": plan})
+        )
+    return str(error.value)
+
+
+def test_kernels_without_an_optimizer_are_refused(cluster_4: Cluster) -> None:
+    for text in cluster_4.run(dense_kernel):
+        assert text.startswith("plan of table 't' (table_wise): compute_kernel is 'dense'")
+
+
+def no_options() -> str:
+    with pytest.raises(ValueError, match="must be GridOptions") as error:
+        fr.GridModelParallel(model_of(100), 2)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_a_number_is_no_grid(cluster_2: Cluster) -> None:
+    assert cluster_2.run(no_options)[0].startswith("grid is 2, must be GridOptions(")
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "local", "want"),
+    [
+        ("replicas_adjacent", 16, 8, 2),
+        ("groups_adjacent", 16, 8, 4),
+        ("replicas_adjacent", 16, 2, 1),
+        ("groups_adjacent", 8, 2, 2),
+    ],
+)
+def test_ranks_of_a_group_on_a_host(layout: Any, ranks: int, local: int, want: int) -> None:
+    options = fr.GridOptions(sharding_group_size=4, layout=layout)
+    assert options.ranks_per_host(ranks, local) == want
 
 
 def plans_itself() -> list[int]:
