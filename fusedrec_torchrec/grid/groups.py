@@ -30,7 +30,22 @@ class Groups:
 
     @staticmethod
     def create(options: GridOptions, device: torch.device) -> "Groups":
-        """Makes the process groups; must be called on all ranks."""
+        """Makes the process groups, or finds those of an earlier model; on all ranks.
+
+        Groups are never given back, and each has threads and connections of its own.
+        """
+        world, key = dist.group.WORLD, (options.sharding_group_size, options.layout, device.type)
+        if _made and _made[0][0] is not world:  # of a process group that is gone
+            _made.clear()
+        for _, made_for, groups in _made:
+            if made_for == key:
+                return groups
+        groups = Groups._create(options, device)
+        _made.append((world, key, groups))
+        return groups
+
+    @staticmethod
+    def _create(options: GridOptions, device: torch.device) -> "Groups":
         ranks = dist.get_world_size()
         groups = options.groups(ranks)
         grid = torch.arange(ranks)
@@ -68,6 +83,9 @@ class Groups:
                         index = "" if device.index is None else f":{rank % _local_size()}"
                         shard.placement = _remote_device(f"rank:{rank}/{device.type}{index}")
         return placed
+
+
+_made: list[tuple[object, tuple[int, str, str], Groups]] = []
 
 
 def _at(where: str, ranks: list[int], rank: int) -> int:
