@@ -24,18 +24,24 @@ __all__ = ["SharedUpdates"]
 class WholeTable(Replica):
     """All rows of a bucket on this rank, as a replica of those of other groups."""
 
+    _made_for: object = None  # settings that the update was made for, but for the learning rate
+
     def __init__(self, kernel: BucketKernel) -> None:
         rows = sum(spec[0] for spec in kernel.table.embedding_specs)
         self._begin(kernel, kernel.table, rows)
 
     def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
-        """One step of the optimizer, with its settings as of the backward pass."""
+        """One step of the optimizer, with its settings as of the backward pass.
+
+        The table may have others by now, of the next step, and gets them back.
+        """
         now = self.settings()
+        self._settings = now if self._made_for == now[1] else None
         super().update(slots, gradients, settings)
+        self._made_for = settings[1]
         if now != settings:
             self.kernel.table.set_learning_rate(now[0])
             self.kernel.table.optimizer_args = now[1]
-            self._settings = None
 
 
 @dataclass

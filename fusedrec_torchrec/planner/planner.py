@@ -62,9 +62,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         constraints: dict[str, ParameterConstraints] | None = None,
         debug: bool = True,
         callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
-        sharding_group_size: int | None = None,
         **kwargs: Any,
     ) -> None:
+        sharding_group_size: int | None = kwargs.pop("sharding_group_size", None)
         ranks = sharding_group_size or (topology.world_size if topology else dist.get_world_size())
         topology = topology or Topology(
             # Of a group, as GridModelParallel places it by default.

@@ -87,7 +87,7 @@ def train_with_settings(case: Case, rates: tuple[float, ...]) -> None:
 def test_learning_rates_of_the_step_they_belong_to(cluster_4: Cluster, clipped: bool) -> None:
     settings = (("gradient_clipping", True), ("max_gradient", 0.5)) if clipped else ()
     case = case_of(2, 4, optimizer="rowwise_adagrad", settings=settings)
-    cluster_4.run(train_with_settings, case, (0.5, 0.25, 0.0, 1.0))
+    cluster_4.run(train_with_settings, case, (0.5, 0.5, 0.25, 0.25, 0.0, 1.0))
 
 
 def refused(case: Case) -> str:
