@@ -48,6 +48,7 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     assert str(Path.home()) not in text and os.uname().nodename not in text
 
 
+@pytest.mark.slow
 def test_systems_with_hot_rows(tmp_path: Path) -> None:
     """Seven of ten rows of a batch are hot; owners, hit rates and bytes by hand."""
     hot = WorkloadConfig(
@@ -86,6 +87,7 @@ def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
     assert "need the 1 most used rows only, 512 are wanted" in document["failed"]["cold"]
 
 
+@pytest.mark.slow
 def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="ec", module="ec", batch_size=32, tables=2, rows=30, dims=[8])
     suite = SuiteConfig(
