@@ -25,6 +25,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from fusedrec_torchrec.lookups import lookups_of
+
 __all__ = [
     "MomentumScaledRowWiseAdagrad",
     "resolve_fused_params",
@@ -187,34 +189,27 @@ class _MomentumScaled:
         super().update_hyper_parameters(values)  # type: ignore[misc]
 
 
-def scale_table(table: SplitTableBatchedEmbeddingBagsCodegen) -> None:
-    """Makes a table that was built with a scaled eps keep to it when its learning rate is set."""
+def scale_table(table: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
+    """Makes a table that was built with a scaled eps keep to it when its learning rate is set.
+
+    Returns:
+        whether it is one, and did not before.
+    """
     scaled = isinstance(table.optimizer_args.eps, ScaledEps)
-    if scaled and not isinstance(table, _MomentumScaled):
-        plain = type(table)
-        table.__class__ = type(f"MomentumScaled{plain.__name__}", (_MomentumScaled, plain), {})
+    if not scaled or isinstance(table, _MomentumScaled):
+        return False
+    plain = type(table)
+    table.__class__ = type(f"MomentumScaled{plain.__name__}", (_MomentumScaled, plain), {})
+    return True
 
 
 def scale_lookups(module: nn.Module) -> None:
     """The same for the tables of a sharded module's stock lookups, and their optimizers' rates."""
-    for kernel in _kernels(module):
-        table = kernel._emb_module
-        if isinstance(table.optimizer_args.eps, ScaledEps) and not isinstance(
-            table, _MomentumScaled
-        ):
-            scale_table(table)
+    kernels: list[Any] = [
+        k for look in lookups_of(module) for k in getattr(look, "_emb_modules", [])
+    ]
+    for kernel in kernels:
+        table = getattr(kernel, "_emb_module", None)
+        if isinstance(table, SplitTableBatchedEmbeddingBagsCodegen) and scale_table(table):
             for group in kernel.fused_optimizer.param_groups:
                 group["lr"] = table.get_learning_rate()
-
-
-def _kernels(module: nn.Module) -> list[Any]:
-    """Kernels around FBGEMM's tables; TorchRec keeps some lookups in plain lists."""
-    found: list[Any] = []
-    for each in module.modules():
-        for lookup in getattr(each, "_lookups", None) or []:
-            found += getattr(getattr(lookup, "module", lookup), "_emb_modules", [])
-    return [
-        kernel
-        for kernel in found
-        if isinstance(getattr(kernel, "_emb_module", None), SplitTableBatchedEmbeddingBagsCodegen)
-    ]

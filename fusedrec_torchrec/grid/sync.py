@@ -13,6 +13,7 @@ from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.tables import TableRows, fbgemm_tables
 from fusedrec_torchrec.grid.touched import TouchedRows
 from fusedrec_torchrec.hot.replica import check_replicable
+from fusedrec_torchrec.lookups import lookups_of
 
 __all__ = ["Replicas", "replicas_of"]
 
@@ -58,7 +59,9 @@ class SharedGradients(Replicas):
 
     def __init__(self, model: nn.Module, groups: Groups) -> None:
         self._updates = []
-        for lookup in _fused_lookups(model):
+        for lookup in lookups_of(model):
+            if not isinstance(lookup, FusedLookup):
+                continue
             for kernel in lookup.kernels:
                 check_replicable(kernel, "sync is 'gradients'")
             duplicates = groups.sharding_pg.size() > 1
@@ -74,15 +77,6 @@ class SharedGradients(Replicas):
 
     def sync_now(self) -> None:
         self.finish()
-
-
-def _fused_lookups(model: nn.Module) -> list[FusedLookup]:
-    lookups = (
-        getattr(lookup, "module", lookup)
-        for module in model.modules()
-        for lookup in getattr(module, "_lookups", None) or []
-    )
-    return list(dict.fromkeys(each for each in lookups if isinstance(each, FusedLookup)))
 
 
 class AveragedWeights(Replicas):

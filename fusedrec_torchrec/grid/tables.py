@@ -11,27 +11,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 
 from fusedrec_torchrec.exchange.lookup import BucketTable
+from fusedrec_torchrec.lookups import lookups_of
 
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
-    """All sharded tables with an optimizer in backward, each once, in the same order on all ranks.
-
-    TorchRec keeps some lookups in plain lists, which ``modules()`` does not see.
-    """
-    found: dict[int, FbgemmTable] = {}
-
-    def visit(module: nn.Module) -> None:
-        if isinstance(module, FbgemmTable):
-            found[id(module)] = module
-        for lookup in getattr(module, "_lookups", None) or []:
-            visit(getattr(lookup, "module", lookup))
-        for child in module.children():
-            visit(child)
-
-    visit(model)
-    return list(found.values())
+    """All sharded tables with an optimizer in backward, in the same order on all ranks."""
+    parts = (part for lookup in lookups_of(model) for part in lookup.modules())
+    return [part for part in parts if isinstance(part, FbgemmTable)]
 
 
 class Block:
