@@ -84,7 +84,8 @@ class Average:
         self._capacity = Capacity(ExchangeOptions())
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
-        self._ends = torch.tensor([block.end_row for block in blocks])
+        device = blocks[0].tensors[0].device if blocks else None
+        self._ends = torch.tensor([block.end_row for block in blocks], device=device)
         self.done = Syncs()
 
     @property
@@ -155,7 +156,7 @@ class Average:
     def _union(self, touched: torch.Tensor) -> torch.Tensor | None:
         """Rows that any replica has used; None if whole shards are fewer bytes."""
         header, capacity = len(self._blocks), self._capacity.current
-        ends = torch.searchsorted(touched, self._ends.to(touched.device))
+        ends = torch.searchsorted(touched, self._ends)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         own = counts.new_zeros(header + capacity, dtype=torch.int32)
         own[:header] = counts
@@ -195,7 +196,7 @@ class Average:
     # ------------------------------------------------------------ rows
 
     def _send(self, rows: torch.Tensor) -> _InFlight:
-        bounds = [0, *torch.searchsorted(rows, self._ends.to(rows.device)).tolist()]
+        bounds = [0, *torch.searchsorted(rows, self._ends).tolist()]
         places = [
             rows[bounds[k] : bounds[k + 1]] - block.first_row
             for k, block in enumerate(self._blocks)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.exchange.lookup import BucketKernel
+from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica, Settings
 from fusedrec_torchrec.hot.sync import GradientSync
 
@@ -107,8 +108,7 @@ class SharedUpdates:
             else:
                 distinct.append(rows_R)
                 inverse.append(None)
-        own = torch.tensor([each.numel() for each in distinct], dtype=torch.int32)
-        own = own.to(rows[0].device, non_blocking=True)
+        own = to_device([each.numel() for each in distinct], rows[0].device)
         counts = own.new_empty(self._pg.size() * own.numel())
         work = dist.all_gather_single(counts, own, group=self._pg, async_op=True)
         return _Lookup(distinct, inverse, counts, work)

@@ -88,7 +88,7 @@ class TableRows:
     ) -> torch.Tensor:
         """Rows that a lookup uses, numbered within this table."""
         if self._is_bucket:
-            return indices_N.long()
+            return indices_N
         features = self._start_F.numel()
         if batch_size_per_feature_per_rank is None:
             bags = (offsets.numel() - 1) // features

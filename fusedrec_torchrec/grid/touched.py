@@ -60,7 +60,7 @@ class TouchedRows:
         if self._is_touched is None:
             self._is_touched = self._seen[0].new_zeros(self._rows, dtype=torch.bool)
         for numbers in self._seen:
-            self._is_touched.index_fill_(0, numbers, True)
+            self._is_touched.index_fill_(0, numbers.long(), True)
         self._seen, self._size = [], 0
 
     def rows(self) -> torch.Tensor:

@@ -124,8 +124,3 @@ class ClusterConfig:
             seconds += 2 * (nodes - 1) / nodes * part / (self.between_nodes.all_reduce * GB)
             latency += self.between_nodes.latency
         return seconds + latency * 1e-6
-
-    def all_gather(self, own: float, ranks: int | None = None) -> float:
-        """Seconds until every rank has the ``own`` bytes of all; as an all-to-all of copies."""
-        ranks = ranks or self.ranks
-        return self.all_to_all(own * (ranks - 1), ranks)
