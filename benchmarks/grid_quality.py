@@ -10,13 +10,11 @@ samples in the same order, from the same weights.  Draws docs/figures/grid_quali
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-import torch.distributed as dist
-from ranks import on_ranks, write_into
+from ranks import on_ranks, one_by_one, write_into
 
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.loop import Training
@@ -82,15 +80,6 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
     training = Training(config, open_source(config), torch.device("cpu"), None)
     result = training.run()
     return {"steps": float(training.steps), **result}
-
-
-def train_all(folder: Path, runs: Sequence[Run], epochs: int) -> list[dict[str, float]]:
-    results = []
-    for number, run in enumerate(runs):
-        if dist.get_rank() == 0:
-            print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
-        results.append(train(folder, run, epochs))
-    return results
 
 
 def table(results: Results, data: str, seeds: int) -> str:
@@ -171,7 +160,7 @@ def main() -> None:
             )
         except ValueError as error:
             parser.error(str(error))
-        values = on_ranks(RANKS, train_all, folder, runs, arguments.epochs)
+        values = on_ranks(RANKS, one_by_one, train, folder, runs, arguments.epochs)
     results: Results = dict(zip(runs, values, strict=True))
     text = "\n\n".join(table(results, data, arguments.seeds) for data in names)
     print(text)

@@ -11,13 +11,11 @@ between the markers of a document.
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-import torch.distributed as dist
-from ranks import on_ranks, write_into
+from ranks import on_ranks, one_by_one, write_into
 
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
@@ -81,15 +79,6 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
     return {"steps": float(training.steps), **result}
 
 
-def train_all(folder: Path, runs: Sequence[Run], epochs: int) -> list[dict[str, float]]:
-    results = []
-    for number, run in enumerate(runs):
-        if dist.get_rank() == 0:
-            print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
-        results.append(train(folder, run, epochs))
-    return results
-
-
 def table(results: dict[Run, dict[str, float]], seeds: int, about: str) -> str:
     """The results in Markdown."""
     steps = results[PLAIN, 0]["steps"]
@@ -139,7 +128,7 @@ def main() -> None:
             f"{hot_set.rows} hot rows of {sum(data.table_rows.values())}, picked by 5 % of the "
             f"samples; {share:.1%} of the training samples need no others."
         )
-        values = on_ranks(RANKS, train_all, folder, runs, arguments.epochs)
+        values = on_ranks(RANKS, one_by_one, train, folder, runs, arguments.epochs)
     text = table(dict(zip(runs, values, strict=True)), arguments.seeds, about)
     print(text)
     if arguments.document is not None:

@@ -11,13 +11,12 @@ the markers of a document.
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 import torch.distributed as dist
-from ranks import on_ranks, write_into
+from ranks import on_ranks, one_by_one, write_into
 
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.loop import Training
@@ -73,15 +72,6 @@ def change_last_bit(model: torch.nn.Module, seed: int) -> None:
                 shard.tensor.mul_(1 + signs * 2.0**-23)
 
 
-def train_all(folder: Path, runs: Sequence[Run], epochs: int) -> list[dict[str, float]]:
-    results = []
-    for number, run in enumerate(runs):
-        if dist.get_rank() == 0:
-            print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
-        results.append(train(folder, run, epochs))
-    return results
-
-
 def tables(results: Results, optimizer: str, seeds: int) -> list[str]:
     """The results of one optimizer in Markdown."""
     steps = results[optimizer, SYSTEMS[0], 0]["steps"]
@@ -135,7 +125,7 @@ def main() -> None:
             prepare([arguments.data], folder / "prepared", options)
         except ValueError as error:
             parser.error(str(error))
-        values = on_ranks(RANKS, train_all, folder, runs, arguments.epochs)
+        values = on_ranks(RANKS, one_by_one, train, folder, runs, arguments.epochs)
     results: Results = dict(zip(runs, values, strict=True))
     lines = [line for name in OPTIMIZERS for line in tables(results, name, arguments.seeds)]
     text = "\n".join(lines)

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-__all__ = ["on_ranks", "write_into"]
+__all__ = ["on_ranks", "one_by_one", "write_into"]
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -20,6 +20,18 @@ def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank_main, (ranks, Path(folder), function, arguments), nprocs=ranks)
         return json.loads((Path(folder) / "result.json").read_text())
+
+
+def one_by_one(
+    train: Callable[..., dict[str, float]], folder: Path, runs: Sequence[Any], epochs: int
+) -> list[dict[str, float]]:
+    """On a rank: a result for each run; rank 0 tells which one it is at."""
+    results = []
+    for number, run in enumerate(runs):
+        if dist.get_rank() == 0:
+            print(f"{number + 1} of {len(runs)}: {', '.join(map(str, run))}", flush=True)
+        results.append(train(folder, run, epochs))
+    return results
 
 
 def _rank_main(
