@@ -39,7 +39,7 @@ class Trainer:
     """Training steps on batches that are in memory already."""
 
     def __init__(self, config: TrainConfig, source: Source, steps: int) -> None:
-        model = shard_model(build_model(config.model, source, CPU), config, source, CPU)
+        model, _ = shard_model(build_model(config.model, source, CPU), config, source, CPU)
         optimizer = build_optimizer(model, config.optimizer, 10**6)
         self._pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
         self._batches = list(train_loader(config, source, 0, 1).read(0, steps))

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from torch import nn
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -23,7 +25,7 @@ from torchrec.distributed.types import (
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["FusedParameterSharding", "GridShardingPlan", "fused_row_wise"]
+__all__ = ["FusedParameterSharding", "GridShardingPlan", "fused_row_wise", "remote_devices"]
 
 
 @dataclass
@@ -32,9 +34,12 @@ class FusedParameterSharding(ParameterSharding):
 
     Attributes:
         hot_rows: which rows are replicated; None if the sharder's options say, or none are.
+        input_dist: how ids of the module's fused tables travel, as in ``ExchangeOptions``; None if
+            the sharder's options say.
     """
 
     hot_rows: HotRule | None = None
+    input_dist: str | None = None
 
 
 @dataclass
@@ -48,10 +53,17 @@ class GridShardingPlan(ShardingPlan):
     sharding_group_size: int = 0
 
 
+@lru_cache(maxsize=8)
+def remote_devices(device_type: str, ranks: int, local_ranks: int) -> list[_remote_device]:
+    """Where shards are, of each rank."""
+    return [_remote_device(placement_of(device_type, rank, local_ranks)) for rank in range(ranks)]
+
+
 def fused_row_wise(
     rows_per_rank: Sequence[int] | None = None,
     compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
     hot_rows: HotRule | Sequence[int] | None = None,
+    input_dist: str | None = None,
 ) -> ParameterShardingGenerator:
     """A generator for TorchRec's ``construct_module_sharding_plan``.
 
@@ -60,6 +72,8 @@ def fused_row_wise(
         compute_kernel: ``"fused"``, or on CUDA also ``"fused_uvm"`` and ``"fused_uvm_caching"``.
         hot_rows: rows to replicate on every rank: a rule, or their ids.  What the sharder's
             ``HotOptions`` say about the table goes before.
+        input_dist: ``"single_shot"`` or ``"exact_counts"``, for all fused tables of the module;
+            what the sharder's options say if None.
 
     Example::
 
@@ -99,17 +113,19 @@ def fused_row_wise(
             rule = HotRule(ids=tuple(rule))
         return FusedParameterSharding(
             hot_rows=rule,
+            input_dist=input_dist,
             sharding_type=FUSED,
             compute_kernel=compute_kernel,
             ranks=list(range(world_size)),
             sharding_spec=EnumerableShardingSpec(
                 [
-                    ShardMetadata(
-                        shard_offsets=offset,
-                        shard_sizes=size,
-                        placement=placement_of(device_type, rank, local_size),
+                    ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=device)
+                    for size, offset, device in zip(
+                        sizes,
+                        offsets,
+                        remote_devices(device_type, world_size, local_size),
+                        strict=True,
                     )
-                    for rank, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
                 ]
             ),
         )

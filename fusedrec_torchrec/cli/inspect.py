@@ -8,8 +8,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from fusedrec_torchrec.cli.prepare import print_prepared
-from fusedrec_torchrec.config import load_yaml
 from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.planner.plan_file import read_plan
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints, read_run_state
 from fusedrec_torchrec.training.logs import read_log
@@ -48,23 +48,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show_plan(path: Path) -> None:
-    data = load_yaml(path)
-    if not isinstance(data.get("plan"), dict):
-        raise ValueError(f"{path} is no plan file: the key 'plan' is missing")
-    for module, tables in data["plan"].items():
-        rows = []
-        if not all(isinstance(table, dict) and "shards" in table for table in tables.values()):
-            raise ValueError(f"{path} is no plan file: tables of {module!r} lack their shards")
-        for name, table in tables.items():
-            shards = table["shards"]
-            where = "all ranks hold all of it"
-            if shards is not None:
-                where = ", ".join(
-                    f"{'x'.join(map(str, shard['sizes']))} on {shard['placement']}"
-                    for shard in shards
-                )
-            rows.append((name, table["sharding_type"], table["compute_kernel"], where))
-        print_table(f"plan of {module}", ("table", "sharding", "kernel", "shards"), rows)
+    file, _ = read_plan(path)
+    rows = []
+    for name, table in file.tables.items():
+        where = "all ranks hold all of it"
+        if table.rows_per_rank is not None:
+            where = f"rows {table.rows_per_rank}"
+        elif table.columns_per_rank is not None:
+            where = f"columns {table.columns_per_rank}"
+        elif table.shards is not None:
+            where = ", ".join(f"{rows} x {columns}" for _, (rows, columns) in table.shards)
+        if table.ranks is not None and len(table.ranks) < file.ranks:
+            where += f" on rank {', '.join(map(str, table.ranks))}"
+        rows.append((name, table.sharding, table.kernel, where, table.hot_rows or ""))
+    what = f"plan for {file.ranks} ranks"
+    if file.grid is not None:
+        what += f" in groups of {file.grid.sharding_group_size}"
+    print_table(what, ("table", "sharding", "kernel", "shards", "hot rows"), rows)
 
 
 def _show_checkpoint(path: Path) -> None:

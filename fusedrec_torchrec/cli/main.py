@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
             bench,
             calibrate,
             inspect,
+            plan,
             prepare,
             profile,
             separate,
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "130 interrupted.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (train, prepare, profile, separate, calibrate, bench, inspect, version):
+    for module in (*(train, prepare, profile, separate, plan, calibrate, bench, inspect, version),):
         module.add_command(commands)
     return parser
 

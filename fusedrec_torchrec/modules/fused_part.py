@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -80,6 +80,7 @@ class FusedPart:
         device: torch.device | None,
     ) -> None:
         device = device or torch.device("cpu")
+        options = _planned(plan, options)
         self.index = list(shardings).index(FUSED)
         sharding = shardings[FUSED]
         assert isinstance(sharding, FusedEmbeddingSharding)
@@ -176,6 +177,26 @@ def _hot_rules(plan: Mapping[str, ParameterSharding], hot: HotOptions) -> dict[s
         if rule is not None:
             rules[name] = rule
     return rules
+
+
+def _planned(plan: Mapping[str, ParameterSharding], options: ExchangeOptions) -> ExchangeOptions:
+    """Settings of the exchange, where the plan has its own.
+
+    Raises:
+        ValueError: tables of one exchange want different things.
+    """
+    wanted = {
+        sharding.input_dist: name
+        for name, sharding in plan.items()
+        if isinstance(sharding, FusedParameterSharding) and sharding.input_dist is not None
+    }
+    if len(wanted) > 1:
+        tables = " and ".join(f"{name!r} {how!r}" for how, name in wanted.items())
+        raise ValueError(
+            f"the plan has input_dist of table {tables}, must be the same for all fused tables of "
+            "a module"
+        )
+    return replace(options, input_dist=next(iter(wanted))) if wanted else options
 
 
 def _lookup_of(lookup: nn.Module) -> FusedLookup:

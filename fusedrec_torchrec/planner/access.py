@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.access_profile import AccessProfile
 
-__all__ = ["RowClasses"]
+__all__ = ["RowClasses", "RowPlaces"]
 
 ALONE = 4096  # the most used rows have classes of their own
 CLASSES_PER_OCTAVE = 32
@@ -24,7 +24,7 @@ MOST_ADJUSTED, FEWEST_ROWS = 10, 20
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowClasses:
     """Rows of a table in C classes, the most used class first.
 
@@ -73,9 +73,7 @@ class RowClasses:
         if not accesses or not rows:
             return RowClasses.uniform(rows)
         values, rows_C = np.unique(counts, return_counts=True)
-        is_sample = profile.samples < profile.of_samples and not profile.error
-        adjusted = good_turing(values, rows_C) if is_sample else values.astype(np.float64)
-        shares_C = adjusted / accesses
+        shares_C = _adjusted(profile, values, rows_C) / accesses
         unlisted = rows - int(rows_C.sum())
         rest = max(1.0 - float((shares_C * rows_C).sum()), 0.0)  # of rows that were not kept
         if unlisted > 0:
@@ -87,8 +85,7 @@ class RowClasses:
 
     def met(self, ids: float) -> Floats:
         """Of each class, the probability that ``ids`` accesses meet one of its rows."""
-        shares = np.clip(self.shares_C, 0.0, 1.0 - 1e-15)
-        return np.asarray(-np.expm1(ids * np.log1p(-shares)))
+        return _met(self.shares_C, ids)
 
     def unique(self, ids: float) -> float:
         """Distinct rows among ``ids`` accesses: the sum over rows of 1 - (1 - p)^ids."""
@@ -105,6 +102,70 @@ class RowClasses:
         """Share of the accesses that the ``hot`` most used rows take."""
         left = self.without(hot)
         return 1.0 - float((left.rows_C * left.shares_C).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlaces:
+    """Where in a table the used rows are, as an access profile knows them.
+
+    Attributes:
+        rows: of the table.
+        ids_R: rows that were counted, ascending.
+        shares_R: share of the table's accesses that each of them gets.
+        rest: that each of the others gets.
+    """
+
+    rows: int
+    ids_R: NDArray[np.int64]
+    shares_R: Floats
+    rest: float
+
+    @staticmethod
+    def counted(profile: AccessProfile, table: str) -> "RowPlaces":
+        """What an access profile has counted."""
+        rows, accesses = profile.table_rows[table], max(profile.accesses[table], 1)
+        order = np.argsort(profile.ids[table], kind="stable")
+        values, rows_C = np.unique(profile.counts[table], return_counts=True)
+        adjusted = _adjusted(profile, values, rows_C) / accesses
+        shares = adjusted[np.searchsorted(values, profile.counts[table][order])]
+        ids = profile.ids[table][order]
+        rest = max(1.0 - float(shares.sum()), 0.0) / max(rows - len(ids), 1)
+        return RowPlaces(rows, ids, shares, rest)
+
+    def without(self, hot: NDArray[np.int64]) -> "RowPlaces":
+        """Without rows that are not asked of their owners."""
+        shares = np.where(np.isin(self.ids_R, hot), 0.0, self.shares_R)
+        return RowPlaces(self.rows, self.ids_R, shares, self.rest)
+
+    def before(self, edges: NDArray[np.int64], ids: float | None) -> Floats:
+        """How much of a batch is asked of the rows before each edge.
+
+        Args:
+            edges: numbers of rows.
+            ids: of the batch: distinct rows are counted; if None, accesses are, as shares of all.
+        """
+        met = self.shares_R if ids is None else _met(self.shares_R, ids)
+        rest = self.rest if ids is None else float(_met(np.array([self.rest]), ids)[0])
+        sums = np.concatenate([[0.0], np.cumsum(met)])
+        listed = np.searchsorted(self.ids_R, edges, side="left")
+        return np.asarray(sums[listed] + (edges - listed) * rest)
+
+    def edges(self, wanted: Floats, ids: float) -> NDArray[np.int64]:
+        """Rows that end where the distinct rows of a batch before them reach ``wanted``."""
+        knots = np.unique(np.concatenate([self.ids_R, self.ids_R + 1, [0, self.rows]]))
+        found = np.interp(wanted, self.before(knots, ids), knots)
+        return np.clip(np.rint(found).astype(np.int64), 0, self.rows)
+
+
+def _met(shares: Floats, ids: float) -> Floats:
+    """Probability that ``ids`` accesses meet a row."""
+    return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
+
+
+def _adjusted(profile: AccessProfile, values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:
+    """Counts, corrected if they are those of a sample."""
+    is_sample = profile.samples < profile.of_samples and not profile.error
+    return good_turing(values, rows) if is_sample else values.astype(np.float64)
 
 
 def good_turing(values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:

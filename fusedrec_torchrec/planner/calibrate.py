@@ -40,7 +40,8 @@ from fusedrec_torchrec.config import to_yaml
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import Step, TableLoad, fused_step, stock_step
+from fusedrec_torchrec.planner.cost import Step, fused_step, stock_step
+from fusedrec_torchrec.planner.table_load import TableLoad
 from fusedrec_torchrec.sharders import FusedEmbeddingBagCollectionSharder
 from fusedrec_torchrec.sharding_plan import fused_row_wise
 from fusedrec_torchrec.sharding_type import FUSED

@@ -38,6 +38,8 @@ class RatesConfig:
     """GB/s of rows that an owner looks up and updates."""
     pooling: float = Field(default=10.0, gt=0)
     """GB/s of rows that are pooled, and of their gradients."""
+    hot: float = Field(default=100.0, gt=0)
+    """Million ids a second that are looked up among the hot rows."""
 
 
 @section
@@ -54,6 +56,10 @@ class ClusterConfig:
     """GB of a rank for tables: of the device, or on CPU of the rank's share of the host."""
     host_memory: float = Field(default=128.0, ge=0)
     """GB of host memory for each device, for tables in unified memory."""
+    host_lookup: float = Field(default=10.0, gt=0)
+    """GB/s of rows that a device looks up and updates in host memory."""
+    hidden: float = Field(default=0.0, ge=0, le=1)
+    """Share of the sync of hot rows and of 2D replicas that runs beside other work."""
     within_node: LinkConfig = LinkConfig()
     between_nodes: LinkConfig = LinkConfig()
     fused: RatesConfig = RatesConfig()
@@ -85,17 +91,18 @@ class ClusterConfig:
             **settings,
         )
 
-    def all_to_all(self, sent: float, ranks: int | None = None) -> float:
+    def all_to_all(self, sent: float, ranks: int | None = None, local: int | None = None) -> float:
         """Seconds of an all-to-all.
 
         Args:
             sent: bytes that the busiest rank sends to (or gets from) other ranks, evenly.
-            ranks: that take part, all if None; those of a group are on as few nodes as can be.
+            ranks: that take part, all if None.
+            local: of them, on one node; as many as can be if None.
         """
         ranks = ranks or self.ranks
         if ranks < 2:
             return 0.0
-        local = min(ranks, self.ranks_per_node)
+        local = min(ranks, local or self.ranks_per_node)
         near = sent * (local - 1) / (ranks - 1)
         seconds = near / (self.within_node.all_to_all * GB)
         latency = self.within_node.latency if local > 1 else 0.0
@@ -105,18 +112,19 @@ class ClusterConfig:
             latency += self.between_nodes.latency
         return seconds + latency * 1e-6
 
-    def all_reduce(self, size: float, ranks: int | None = None) -> float:
+    def all_reduce(self, size: float, ranks: int | None = None, local: int | None = None) -> float:
         """Seconds of an all-reduce: summed within nodes, between them, and spread again.
 
         Args:
             size: bytes of the tensor.
             ranks: that take part, all if None.
+            local: of them, on one node; as many as can be if None.
         """
         ranks = ranks or self.ranks
         if ranks < 2:
             return 0.0
-        local = min(ranks, self.ranks_per_node)
-        nodes = ranks // local
+        local = min(ranks, local or self.ranks_per_node)
+        nodes = -(-ranks // local)
         seconds = 2 * (local - 1) / local * size / (self.within_node.all_reduce * GB)
         latency = self.within_node.latency if local > 1 else 0.0
         if nodes > 1:

@@ -17,7 +17,7 @@ from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimize
 from fusedrec_torchrec.planner.workload import TableWorkload
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["FusedEnumerator", "is_fused"]
+__all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
 
 
 class _FusedAsRowWise(str):
@@ -44,7 +44,7 @@ def unfit_tables(
         sharder = by_type.get(type(child))
         if sharder is None:
             continue
-        data_types = {config.name: config.data_type for config in _configs(child)}
+        data_types = {config.name: config.data_type for config in configs_of(child)}
         default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
         for name, weight in sharder.shardable_parameters(child).items():
             optimizer = optimizer_of(weight, default)
@@ -57,7 +57,8 @@ def unfit_tables(
     return unfit
 
 
-def _configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
+def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
+    """Of the tables of a module; none if it has none that we know."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         module = module._embedding_bag_collection
     if isinstance(module, EmbeddingBagCollection):

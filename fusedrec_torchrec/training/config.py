@@ -314,6 +314,9 @@ class TrainConfig:
     launch: LaunchConfig = LaunchConfig()
     logging: LoggingConfig = LoggingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    plan: Path | None = None
+    """Plan file (`fusedrec plan`, or of an earlier run): how tables are sharded, hot rows and 2D
+    parallelism; sharding then has but the exchange's settings."""
     steps: int | None = Field(default=None, ge=1)
     """Training steps; if none, `epochs` decides."""
     epochs: int = Field(default=1, ge=1)
@@ -330,6 +333,13 @@ class TrainConfig:
             raise ValueError("tables is empty, must list at least one when data is generated")
         if self.data.source == "criteo" and self.tables:
             raise ValueError("tables must be left out: Criteo data brings its own")
+        if self.plan is not None:
+            for name in ("type", "tables", "hot", "grid"):
+                if getattr(self.sharding, name) != getattr(ShardingConfig(), name):
+                    raise ValueError(
+                        f"sharding.{name} and plan are both set: the plan says how tables are "
+                        "sharded; leave out one of them"
+                    )
         hot = self.data.hot_batches
         if hot.order != "mixed" and (
             self.sharding.hot.hot_set is None or not self.sharding.hot.hot_batches

@@ -18,6 +18,7 @@ from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
+from fusedrec_torchrec.planner.plan_file import write_plan
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
     RunState,
@@ -29,7 +30,6 @@ from fusedrec_torchrec.training.logs import RunLog, read_log
 from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
 from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, schedule_position
-from fusedrec_torchrec.training.plan_file import write_plan
 from fusedrec_torchrec.training.source import eval_loader, first_rates, train_loader
 
 __all__ = ["Training"]
@@ -72,7 +72,8 @@ class Training:
         self.steps = config.steps or config.epochs * self._train_data.batches
 
         torch.manual_seed(config.seed)
-        self.model = shard_model(build_model(config.model, source, device), config, source, device)
+        unsharded = build_model(config.model, source, device)
+        self.model, planned = shard_model(unsharded, config, source, device)
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
         self._pipeline = TrainPipelineSparseDist(self.model, self.optimizer, device)
         self._sums = ClickSums(device)
@@ -88,7 +89,7 @@ class Training:
         if self._is_first:
             self._log = RunLog(folder, self.step, config.logging.tensorboard)
             (folder / "config.yaml").write_text(to_yaml(config))
-            write_plan(folder / "plan.yaml", self.model.plan)
+            write_plan(folder / "plan.yaml", *planned)
 
     def _resume(self, path: Path) -> None:
         state = read_run_state(path)

@@ -23,7 +23,7 @@ from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
-from fusedrec_torchrec.training.model import check_sharding
+from fusedrec_torchrec.training.model import check_plan, check_sharding
 from fusedrec_torchrec.training.run_folder import claim, locked
 from fusedrec_torchrec.training.source import hot_samples, open_source
 from fusedrec_torchrec.training.summary import report
@@ -93,6 +93,7 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
     check_sharding(config.sharding, source)
+    check_plan(config, source, _device_type(config.launch))
     if grid is not None and config.sharding.hot != HotOptions():
         raise ValueError(
             "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "

@@ -1,12 +1,15 @@
 """TorchRec's DLRM as configured, sharded as configured."""
 
+from dataclasses import asdict
+
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -15,8 +18,10 @@ from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
+from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
 from fusedrec_torchrec.planner import FusedShardingPlanner
+from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
 from fusedrec_torchrec.sharders import fused_sharders
 from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.training.config import (
@@ -27,7 +32,7 @@ from fusedrec_torchrec.training.config import (
 )
 from fusedrec_torchrec.training.initialization import initialize_tables
 
-__all__ = ["build_model", "check_sharding", "shard_model"]
+__all__ = ["build_model", "check_plan", "check_sharding", "fused_params", "shard_model"]
 
 FUSED_OPTIMIZERS: dict[str, object] = {
     "momentum_scaled_rowwise_adagrad": MomentumScaledRowWiseAdagrad,
@@ -73,6 +78,19 @@ def build_model(config: ModelConfig, source: Source, device: torch.device) -> DL
     return DLRMTrain(model)
 
 
+def check_plan(config: TrainConfig, source: Source, device: str) -> None:
+    """
+    Raises:
+        ValueError: the plan file is missing, for other ranks or for other tables.
+    """
+    if config.plan is None:
+        return
+    planned, hot_set = read_plan(config.plan)
+    planned.check(config.launch.ranks * config.launch.nodes, device, str(config.plan))
+    model = build_model(config.model, source, torch.device("meta"))
+    sharding_plan_of(planned, hot_set, model, fused_sharders(), str(config.plan))
+
+
 def check_sharding(config: ShardingConfig, source: Source) -> None:
     """
     Raises:
@@ -99,18 +117,56 @@ def check_sharding(config: ShardingConfig, source: Source) -> None:
 
 def shard_model(
     model: DLRMTrain, config: TrainConfig, source: Source, device: torch.device
-) -> DistributedModelParallel:
-    """Plans, shards and initializes the model; must be called on all ranks."""
+) -> tuple[DistributedModelParallel, tuple[PlanFile, HotSet | None]]:
+    """Plans, shards and initializes the model; must be called on all ranks.
+
+    Returns:
+        the model, and its plan as a file with the hot rows that it has.
+    """
     group = dist.group.WORLD
     assert group is not None
+    exchange, hot, grid = config.sharding.exchange, config.sharding.hot, config.sharding.grid
+    file = hot_set = None
+    if config.plan is not None:
+        file, hot_set = read_plan(config.plan)
+        exchange, hot, grid = file.exchange_options(exchange), file.hot_options(hot), file.grid
     sharders = fused_sharders(
-        fused_params=_fused_params(config.optimizer.embedding),
-        options=config.sharding.exchange,
-        hot=config.sharding.hot,
+        fused_params=fused_params(config.optimizer.embedding), options=exchange, hot=hot
     )
-    grid = config.sharding.grid
     if grid is not None:
         grid.groups(dist.get_world_size())
+    if file is not None:
+        file.check(dist.get_world_size(), device.type, str(config.plan))
+        plan = sharding_plan_of(file, hot_set, model, sharders, str(config.plan))
+    else:
+        plan = _planned(model, config, source, device, sharders, grid)
+        settings = {"input_dist": exchange.input_dist, "grid": grid and asdict(grid)}
+        local = min(get_local_size(), grid.sharding_group_size if grid else get_local_size())
+        file, hot_set = plan_file_of(plan, dist.get_world_size(), local, device.type, settings)
+    sharded: DistributedModelParallel
+    if grid is not None:
+        sharded = GridModelParallel(model, grid, device, plan, sharders)
+    else:
+        sharded = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(group),
+            plan=plan,
+            sharders=sharders,
+            device=device,
+        )
+    initialize_tables(sharded, config.seed)
+    return sharded, (file, hot_set)
+
+
+def _planned(
+    model: DLRMTrain,
+    config: TrainConfig,
+    source: Source,
+    device: torch.device,
+    sharders: list[ModuleSharder[nn.Module]],
+    grid: GridOptions | None,
+) -> ShardingPlan:
+    """What the planner makes of the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     planner = FusedShardingPlanner(
         topology=Topology(
@@ -125,23 +181,10 @@ def shard_model(
             for name in source.table_rows
         },
     )
-    plan: ShardingPlan = planner.collective_plan(model, sharders, group)
-    sharded: DistributedModelParallel
-    if grid is not None:
-        sharded = GridModelParallel(model, grid, device, plan, sharders)
-    else:
-        sharded = DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(group),
-            plan=plan,
-            sharders=sharders,
-            device=device,
-        )
-    initialize_tables(sharded, config.seed)
-    return sharded
+    return planner.collective_plan(model, sharders, dist.group.WORLD)
 
 
-def _fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
+def fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
     params: dict[str, object] = {
         "optimizer": FUSED_OPTIMIZERS[config.type],
         "learning_rate": config.learning_rate,

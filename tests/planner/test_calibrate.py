@@ -15,7 +15,8 @@ from fusedrec_torchrec.planner import calibrate as module
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.calibrate import Measured, Shape, fit_link, fit_rates, non_negative
 from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import TableLoad, fused_step, stock_step
+from fusedrec_torchrec.planner.cost import fused_step, stock_step
+from fusedrec_torchrec.planner.table_load import TableLoad
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 

@@ -20,7 +20,7 @@ def weights(data: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Whole tables on rank 0."""
     config = from_mapping(TrainConfig, data)
     source = open_source(config)
-    model = shard_model(build_model(config.model, source, CPU), config, source, CPU)
+    model, _ = shard_model(build_model(config.model, source, CPU), config, source, CPU)
     tables = {}
     for key, value in model.state_dict().items():
         if ".embedding_bags." in key:

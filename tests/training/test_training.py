@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
 
 from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.planner.plan_file import read_plan
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
@@ -105,9 +105,8 @@ def test_quality_does_not_depend_on_sharding(
         data = small(tmp_path / sharding, sharding={"type": sharding})
         data["optimizer"]["embedding"] = {"type": optimizer}
         results[sharding] = cluster_2.run(train, data)[0]["result"]
-        plan = yaml.safe_load((tmp_path / sharding / "plan.yaml").read_text())["plan"]
-        tables = next(iter(plan.values())).values()
-        assert {table["sharding_type"] for table in tables} == {sharding}
+        plan, _ = read_plan(tmp_path / sharding / "plan.yaml")
+        assert {table.sharding for table in plan.tables.values()} == {sharding}
     for sharding, result in results.items():
         for name in ("auc", "log_loss"):
             fused = results["fused_row_wise"][name]
@@ -117,13 +116,10 @@ def test_quality_does_not_depend_on_sharding(
 def test_tables_may_be_sharded_one_by_one(cluster_2: Cluster, tmp_path: Path) -> None:
     sharding = {"tables": {"a": "data_parallel", "b": "auto", "c": "table_wise"}}
     cluster_2.run(train, small(tmp_path, sharding=sharding))
-    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())["plan"]
-    tables = next(iter(plan.values()))
-    assert tables["a"]["sharding_type"] == "data_parallel" and tables["a"]["shards"] is None
-    assert tables["c"]["sharding_type"] == "table_wise"
-    assert tables["b"]["sharding_type"] in (
-        *("fused_row_wise", "table_wise", "row_wise", "column_wise"),
-    )
+    tables = read_plan(tmp_path / "plan.yaml")[0].tables
+    assert tables["a"].sharding == "data_parallel" and tables["a"].rows_per_rank is None
+    assert tables["c"].sharding == "table_wise" and len(tables["c"].ranks or []) == 1
+    assert tables["b"].sharding in (*("fused_row_wise", "table_wise", "row_wise", "column_wise"),)
 
 
 def test_records_have_quality_speed_traffic_and_rates(cluster_2: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""``fusedrec plan``: decides how tables are sharded, says why, and writes a plan for training."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fusedrec_torchrec.cli.settings import settings_help
+from fusedrec_torchrec.planner.config import PlannerConfig, Planning, load_planning, schema
+from fusedrec_torchrec.planner.decide import MB, Decision
+from fusedrec_torchrec.planner.enumerator import unfit_tables
+from fusedrec_torchrec.planner.explain import Explanation, print_explanation
+from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
+from fusedrec_torchrec.planner.plan_diff import differences
+from fusedrec_torchrec.planner.plan_file import plan_file_of, read_plan, write_plan
+from fusedrec_torchrec.terminal import print_table
+
+__all__ = ["add_command"]
+
+DIFFERENT = 1
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="decide how tables are sharded, and say why",
+        usage="fusedrec plan --config FILE [options]\n"
+        "       fusedrec plan diff A.yaml B.yaml\n"
+        "       fusedrec plan schema",
+        description="Decides by a cost model how the tables of a model are sharded on a cluster, "
+        "explains it, and writes a plan file that training loads (plan: plan.yaml).  `plan diff` "
+        "shows what is different between two plan files (exit code 1 if anything is), `plan "
+        "schema` prints the JSON Schema of configuration files for editors.",
+        **settings_help(PlannerConfig),
+    )
+    parser.add_argument("what", nargs="*", metavar="diff A B | schema", help=argparse.SUPPRESS)
+    parser.add_argument("--config", type=Path, help="what to plan (configs/planner/*.yaml)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="overrides one setting, may be given several times",
+    )
+    parser.add_argument("--ranks", type=int, default=None, help="plans for so many ranks")
+    parser.add_argument("--out", type=Path, default=None, help="writes the plan (.yaml)")
+    parser.add_argument("--html", type=Path, default=None, help="writes a report for a browser")
+    parser.add_argument("--quiet", action="store_true", help="explains nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what:
+        return _other(arguments.what)
+    if arguments.config is None:
+        raise ValueError("--config is missing: what to plan, such as configs/planner/tiny.yaml")
+    overrides = list(arguments.set)
+    if arguments.ranks is not None:
+        overrides.append(f"ranks={arguments.ranks}")
+    planning = load_planning(arguments.config, overrides, progress=not arguments.quiet)
+    decision = planning.decide()
+    if not arguments.quiet or arguments.html is not None:
+        unfit = sorted(unfit_tables(planning.model, planning.sharders, planning.cluster.device))
+        explanation = Explanation(decision, planning.config.search, unfit)
+        if not arguments.quiet:
+            print_explanation(explanation)
+        if arguments.html is not None:
+            from fusedrec_torchrec.planner.html_report import write_report
+
+            arguments.html.parent.mkdir(parents=True, exist_ok=True)
+            write_report(arguments.html, explanation)
+            print(f"report: {arguments.html}")
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        _write(arguments.out, planning, decision)
+        print(f"plan: {arguments.out}")
+    return 0
+
+
+def _write(path: Path, planning: Planning, decision: Decision) -> None:
+    plan = plan_of(decision, planning.model, planning.sharders)
+    groups, grid = decision.groups, grid_options(decision)
+    settings: dict[str, Any] = {
+        "input_dist": "exact_counts" if decision.exact_counts else "single_shot",
+        "hot_sync_every": decision.hot_every,
+        "codecs": list(decision.codecs),
+        "grid": None if grid is None else asdict(grid),
+        "expected": {
+            "step_ms": round(1e3 * decision.seconds, 4),
+            "mb_sent_by_a_rank": round(decision.bytes_sent / decision.ranks / MB, 4),
+            "memory_gb": round(float(decision.memory_W.max()) / 1e9, 4),
+        },
+    }
+    local = min(groups.local or decision.cluster.local_ranks, groups.size)
+    file, hot_set = plan_file_of(plan, decision.ranks, local, decision.cluster.device, settings)
+    write_plan(path, file, hot_set)
+
+
+def _other(words: list[str]) -> int:
+    if words == ["schema"]:
+        json.dump(schema(), sys.stdout, indent=2)
+        print()
+        return 0
+    if words[0] != "diff" or len(words) != 3:
+        raise ValueError(
+            f"{' '.join(words)!r} is unknown; allowed: `plan --config FILE`, `plan diff A.yaml "
+            "B.yaml`, `plan schema`"
+        )
+    (first, _), (second, _) = (read_plan(Path(word)) for word in words[1:])
+    rows = list(differences(first, second))
+    if not rows:
+        print("no difference")
+        return 0
+    print_table("differences", ("", *words[1:]), rows)
+    return DIFFERENT

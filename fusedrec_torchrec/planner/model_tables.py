@@ -1,0 +1,176 @@
+"""The tables of a model as the cost model sees them, and a decision as a plan for the model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ShardingPlan,
+)
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.exchange.lookup import optimizer_of
+from fusedrec_torchrec.grid.options import GridOptions
+from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
+from fusedrec_torchrec.planner.decide import Decision
+from fusedrec_torchrec.planner.enumerator import configs_of
+from fusedrec_torchrec.planner.estimators import optimizer_bytes
+from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.sharding_plan import GridShardingPlan, fused_row_wise
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = ["grid_options", "plan_of", "sharded_modules", "table_loads"]
+
+Sharders = Sequence[ModuleSharder[nn.Module]]
+
+
+def sharded_modules(
+    model: nn.Module, sharders: Sharders
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
+    """Modules that have a sharder, with their paths; not those within one."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    within: list[str] = []
+    for path, module in model.named_modules():
+        sharder = by_type.get(type(module))
+        if sharder is not None and not any(_is_below(path, other) for other in within):
+            within.append(path)
+            yield path, module, sharder
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path != other and (not other or path.startswith(f"{other}."))
+
+
+def table_loads(
+    model: nn.Module,
+    sharders: Sharders,
+    profile: AccessProfile | None = None,
+    zipf: Mapping[str, float] | float | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    poolings: Mapping[str, float] | None = None,
+) -> list[TableLoad]:
+    """What a model asks of its tables.
+
+    Args:
+        model: unsharded.
+        sharders: of its modules.
+        profile: how rows are used.
+        zipf: exponent of a Zipf law that says so, for all or by table; uniform if neither.
+        constraints: TorchRec's, for pooling factors.
+        poolings: ids of a sample, by table; they go before.
+
+    Raises:
+        ValueError: the profile is of other tables, or two tables have one name.
+    """
+    loads: dict[str, TableLoad] = {}
+    known: dict[tuple[int, float], RowClasses] = {}
+    for path, module, sharder in sharded_modules(model, sharders):
+        default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+        configs = {config.name: config for config in configs_of(module)}
+        for name, weight in sharder.shardable_parameters(module).items():
+            if name in loads:
+                raise ValueError(f"two tables have the name {name!r}; the planner needs one each")
+            rows, dim = weight.shape
+            features = len(configs[name].feature_names)
+            mine = (constraints or {}).get(name)
+            pooling = sum((mine and mine.pooling_factors) or [1.0] * features)
+            optimizer = optimizer_of(weight, default)
+            classes, places = _use(name, rows, profile, zipf, known)
+            loads[name] = TableLoad(
+                name=name,
+                rows=rows,
+                dim=dim,
+                pooling=(poolings or {}).get(name, pooling),
+                classes=classes,
+                places=places,
+                bags=features,
+                pooled=not isinstance(module, EmbeddingCollection),
+                element_bytes=weight.element_size(),
+                state_bytes=sum(optimizer_bytes(optimizer, 1, dim)),
+                kind=f"{path} {weight.dtype} {optimizer}",
+            )
+    if profile is not None:
+        profile.check({name: load.rows for name, load in loads.items()})
+    return list(loads.values())
+
+
+def _use(
+    name: str,
+    rows: int,
+    profile: AccessProfile | None,
+    zipf: Mapping[str, float] | float | None,
+    known: dict[tuple[int, float], RowClasses],
+) -> tuple[RowClasses, RowPlaces | None]:
+    if profile is not None:
+        if name not in profile.table_rows:
+            profile.check({name: rows})
+        return RowClasses.counted(profile, name), RowPlaces.counted(profile, name)
+    exponent = zipf.get(name, 0.0) if isinstance(zipf, Mapping) else zipf or 0.0
+    key = (rows, exponent)
+    if key not in known:
+        known[key] = RowClasses.zipf(rows, exponent) if exponent else RowClasses.uniform(rows)
+    return known[key], None
+
+
+def plan_of(decision: Decision, model: nn.Module, sharders: Sharders) -> ShardingPlan:
+    """The plan that a decision is, for a model with its tables."""
+    number = {table.name: t for t, table in enumerate(decision.tables)}
+    group = decision.groups
+    local = min(group.local or decision.cluster.local_ranks, group.size)
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for path, module, sharder in sharded_modules(model, sharders):
+        plan = EmbeddingModuleShardingPlan()
+        for name, weight in sharder.shardable_parameters(module).items():
+            generate = _generator(decision, number[name])
+            plan[name] = generate(weight, local, group.size, decision.cluster.device, sharder)
+        modules[path] = plan
+    if group.number > 1:
+        return GridShardingPlan(dict(modules), group.size)
+    return ShardingPlan(dict(modules))
+
+
+def _generator(decision: Decision, t: int) -> ParameterShardingGenerator:
+    system, table = decision.systems[t], decision.tables[t]
+    kernel = "fused_uvm_caching" if decision.on_host[t] else "fused"
+    if system == FUSED:
+        rows = None
+        if decision.ranges is not None:
+            rows = np.diff(decision.ranges[t]).tolist()
+        hot = decision.hot.get(table.name)
+        return fused_row_wise(
+            rows_per_rank=rows,
+            compute_kernel=kernel,
+            hot_rows=None if hot is None or not len(hot) else hot.tolist(),
+            input_dist="exact_counts" if decision.exact_counts else "single_shot",
+        )
+    if system == "table_wise":
+        return table_wise(rank=decision.owners[t], compute_kernel=kernel)
+    if system == "row_wise":
+        return row_wise(compute_kernel=kernel)
+    if system == "data_parallel":
+        return data_parallel()
+    assert system == "column_wise", system
+    return column_wise(ranks=list(range(decision.groups.size)), compute_kernel=kernel)
+
+
+def grid_options(decision: Decision) -> GridOptions | None:
+    """Settings of 2D parallelism, if the decision is for it."""
+    groups = decision.groups
+    if groups.number == 1:
+        return None
+    settings: dict[str, Any] = {"sync": groups.sync, "layout": decision.layout}
+    if groups.sync == "weights":
+        settings["sync_every"] = groups.sync_every
+    return GridOptions(sharding_group_size=groups.size, **settings)
