@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
             prepare,
             profile,
             separate,
+            simulate,
             train,
             version,
         )
@@ -62,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         "130 interrupted.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (*(train, prepare, profile, separate, plan, calibrate, bench, inspect, version),):
+    data, planning = (prepare, profile, separate), (plan, simulate, calibrate)
+    for module in (train, *data, *planning, bench, inspect, version):
         module.add_command(commands)
     return parser
 

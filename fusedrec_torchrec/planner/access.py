@@ -10,6 +10,7 @@ that a table of a billion rows is a few hundred numbers.  Where uses come from:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,17 +145,30 @@ class RowPlaces:
             edges: numbers of rows.
             ids: of the batch: distinct rows are counted; if None, accesses are, as shares of all.
         """
-        met = self.shares_R if ids is None else _met(self.shares_R, ids)
-        rest = self.rest if ids is None else float(_met(np.array([self.rest]), ids)[0])
-        sums = np.concatenate([[0.0], np.cumsum(met)])
+        sums, rest = _sums(self, ids)
         listed = np.searchsorted(self.ids_R, edges, side="left")
         return np.asarray(sums[listed] + (edges - listed) * rest)
 
     def edges(self, wanted: Floats, ids: float) -> NDArray[np.int64]:
         """Rows that end where the distinct rows of a batch before them reach ``wanted``."""
-        knots = np.unique(np.concatenate([self.ids_R, self.ids_R + 1, [0, self.rows]]))
-        found = np.interp(wanted, self.before(knots, ids), knots)
+        knots, before = _knots(self, ids)
+        found = np.interp(wanted, before, knots)
         return np.clip(np.rint(found).astype(np.int64), 0, self.rows)
+
+
+@lru_cache(maxsize=1 << 10)
+def _sums(places: RowPlaces, ids: float | None) -> tuple[Floats, float]:
+    """What is asked of the first 0, 1, 2, ... counted rows, and of each that was not counted."""
+    met = places.shares_R if ids is None else _met(places.shares_R, ids)
+    rest = places.rest if ids is None else float(_met(np.array([places.rest]), ids)[0])
+    return np.concatenate([[0.0], np.cumsum(met)]), rest
+
+
+@lru_cache(maxsize=1 << 10)
+def _knots(places: RowPlaces, ids: float) -> tuple[NDArray[np.int64], Floats]:
+    """Rows between which all rows are alike, and what is asked of those before."""
+    knots = np.unique(np.concatenate([places.ids_R, places.ids_R + 1, [0, places.rows]]))
+    return knots, places.before(knots, ids)
 
 
 def _met(shares: Floats, ids: float) -> Floats:

@@ -1,7 +1,8 @@
 """A cluster as the cost model sees it: links, memories and rates, from a file or measured.
 
 Two kinds of links, within a node and between nodes.  A collective takes a latency for each kind of
-link it uses, and the time of the slower kind to carry its bytes.
+link it uses, and the time of the slower kind to carry its bytes; an all-to-all also some time for
+each rank at the other end.
 """
 
 from typing import Any, Literal
@@ -24,6 +25,8 @@ class LinkConfig:
     """GB/s that a rank sends in an all-reduce."""
     latency: float = Field(default=20.0, ge=0)
     """Microseconds that a collective takes without data."""
+    peer: float = Field(default=0.0, ge=0)
+    """Microseconds of an all-to-all for each rank at the other end, however small its message."""
 
 
 @section
@@ -106,10 +109,11 @@ class ClusterConfig:
         near = sent * (local - 1) / (ranks - 1)
         seconds = near / (self.within_node.all_to_all * GB)
         latency = self.within_node.latency if local > 1 else 0.0
+        latency += self.within_node.peer * (local - 1)
         if ranks > local:
             far = sent - near
             seconds = max(seconds, far / (self.between_nodes.all_to_all * GB))
-            latency += self.between_nodes.latency
+            latency += self.between_nodes.latency + self.between_nodes.peer * (ranks - local)
         return seconds + latency * 1e-6
 
     def all_reduce(self, size: float, ranks: int | None = None, local: int | None = None) -> float:

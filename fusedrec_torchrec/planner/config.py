@@ -25,7 +25,7 @@ from fusedrec_torchrec.training.config import EmbeddingOptimizerConfig, TrainCon
 from fusedrec_torchrec.training.model import build_model, fused_params
 from fusedrec_torchrec.training.source import open_source
 
-__all__ = ["PlannedTable", "PlannerConfig", "Planning", "load_planning", "schema"]
+__all__ = ["DenseConfig", "PlannedTable", "PlannerConfig", "Planning", "load_planning", "schema"]
 
 
 @section
@@ -49,6 +49,16 @@ class PlannedTable:
 
 
 @section
+class DenseConfig:
+    milliseconds: float = Field(default=0.0, ge=0)
+    """Of a step, for the rest of the model, on each rank."""
+    gradients_mb: float = Field(default=0.0, ge=0)
+    """MB of its gradients, which an all-reduce sums up."""
+    hidden: float = Field(default=0.8, ge=0, le=1)
+    """Share of this all-reduce that runs beside the backward pass."""
+
+
+@section
 class PlannerConfig:
     cluster: Path = Path("../clusters/cpu_ethernet.yaml")
     """File of the cluster, relative to this one: of configs/clusters or `fusedrec calibrate`."""
@@ -68,6 +78,7 @@ class PlannerConfig:
     zipf: float | None = Field(default=None, ge=0, le=4)
     """Exponent of the Zipf law of ids, where there is no profile; if none, that of generated data,
     or all rows are used alike."""
+    dense: DenseConfig = DenseConfig()
     search: SearchConfig = SearchConfig()
 
     def __post_init__(self) -> None:

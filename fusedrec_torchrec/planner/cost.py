@@ -252,15 +252,8 @@ def fused_step(
         codecs: of rows and of gradients.
         on_host: which tables are in host memory.
     """
-    if ranges is None:
-        ranges = [even_ranges(table.rows, ranks) for table in tables]
     hot_T = np.zeros(len(tables), np.int64) if hot is None else hot.rows_T
-    shares_TW = np.stack(
-        [
-            table.share(each, batch, NO_ROWS if hot is None else hot.of(t))
-            for t, (table, each) in enumerate(zip(tables, ranges, strict=True))
-        ]
-    )
+    shares_TW = _shares(tables, batch, ranks, ranges, hot)
     ids_T = np.array([table.ids(batch) for table in tables])
     unique_T = np.array([t.unique(batch, int(h)) for t, h in zip(tables, hot_T, strict=True)])
     dims_T = np.array([float(table.dim) for table in tables])
@@ -293,6 +286,25 @@ def fused_step(
     if hot is not None and hot.rows:
         step.parts.append(_hot_sync(tables, batch, ranks, hot))
     return step
+
+
+def _shares(
+    tables: Sequence[TableLoad],
+    batch: int,
+    ranks: int,
+    ranges: Sequence[NDArray[np.int64]] | None,
+    hot: HotUse | None,
+) -> Floats:
+    """Of the distinct rows of each table that are not hot, the share of each rank."""
+    shares = []
+    for t, table in enumerate(tables):
+        ids = NO_ROWS if hot is None else hot.of(t)
+        if ranges is None and not len(ids):
+            shares.append(table.even_share(ranks, batch))
+        else:
+            each = even_ranges(table.rows, ranks) if ranges is None else ranges[t]
+            shares.append(table.share(each, batch, ids))
+    return np.stack(shares)
 
 
 def _look_up(
@@ -331,11 +343,9 @@ def with_sync(
     size, number = groups.size, groups.number
     if number < 2:
         return step
+    shares_TW = _shares(tables, batch, size, ranges, None)
     if ranges is None:
         ranges = [even_ranges(table.rows, size) for table in tables]
-    shares_TW = np.stack(
-        [t.share(each, batch, NO_ROWS) for t, each in zip(tables, ranges, strict=True)]
-    )
     steps = groups.sync_every
     group_T = np.array([t.unique(batch * size * steps) for t in tables])
     own_W = group_T @ shares_TW

@@ -23,10 +23,11 @@ from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.planner.table_load import TableLoad
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["Decision", "again", "alike", "decide"]
+__all__ = ["Decision", "again", "alike", "decide", "groups_of"]
 
 MB = 1e6
-CANDIDATES = 8  # assignments that are looked at in detail
+CANDIDATES = 8  # assignments of which the exact price is looked at
+CLOSE, FINISHED = 1.5, 2  # those close to the best are improved, so many of them in all detail
 WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
 Hot = Mapping[str, NDArray[np.int64]]
 
@@ -177,7 +178,7 @@ def decide(
     allowed = _allowed(tables, search, unfit)
     best: Decision | None = None
     problem: NoRoomError | None = None
-    for groups, layout in _groups(cluster, search):
+    for groups, layout in groups_of(cluster, search.groups):
         progress(f"groups of {groups.size}" if groups.number > 1 else "one group")
         try:
             found = _decide_for(tables, batch, cluster, search, allowed, groups, layout)
@@ -240,11 +241,11 @@ def _allowed(
     return allowed
 
 
-def _groups(cluster: ClusterConfig, search: SearchConfig) -> list[tuple[Groups, str]]:
+def groups_of(cluster: ClusterConfig, search: GroupsConfig) -> list[tuple[Groups, str]]:
     """One group of all ranks, and what else is allowed."""
     ranks, node = cluster.ranks, cluster.local_ranks
     found = [(Groups(ranks), "replicas_adjacent")]
-    wanted = search.groups.sizes
+    wanted = search.sizes
     sizes = [n for n in range(1, ranks) if ranks % n == 0]
     if wanted != "all":
         for size in wanted:
@@ -255,7 +256,7 @@ def _groups(cluster: ClusterConfig, search: SearchConfig) -> list[tuple[Groups, 
         sizes = [n for n in sizes if n in wanted]
     for size in sizes:
         number = ranks // size
-        sync = (search.groups.sync, search.groups.sync_every)
+        sync = (search.sync, search.sync_every)
         together = max(node * size // ranks, 1)
         apart = Groups(size, number, together, min(number, node), *sync)
         near = min(size, node)
@@ -283,22 +284,28 @@ def _decide_for(
         for table, host in zip(tables, on_host, strict=True)
     ]
     room = cluster.memory * GB
-    candidates = []
-    found = assign(in_device, allowed, prices, batch, room)
-    for each in found[:CANDIDATES]:
-        plain = Decision(
-            tables=tuple(tables),
-            batch=batch,
-            cluster=cluster,
-            groups=groups,
-            layout=layout,
-            systems=each.systems,
-            owners=each.owners,
-            on_host=tuple(on_host),
-            exact_counts=exact,
+    candidates = [
+        _better_mode(
+            Decision(
+                tables=tuple(tables),
+                batch=batch,
+                cluster=cluster,
+                groups=groups,
+                layout=layout,
+                systems=each.systems,
+                owners=each.owners,
+                on_host=tuple(on_host),
+                exact_counts=exact,
+            ),
+            search,
         )
-        candidates.append(_finish(_polish(plain, allowed, search), search))
-    return min(candidates, key=lambda decision: decision.seconds)
+        for each in assign(in_device, allowed, prices, batch, room)[:CANDIDATES]
+    ]
+    least = min(decision.seconds for decision in candidates)
+    close = [decision for decision in candidates if decision.seconds <= CLOSE * least]
+    polished = {each.systems + each.owners: each for each in (_polish(d, allowed) for d in close)}
+    best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
+    return min((_finish(each, search) for each in best), key=lambda decision: decision.seconds)
 
 
 def _finish(plain: Decision, search: SearchConfig) -> Decision:
@@ -313,11 +320,11 @@ def _finish(plain: Decision, search: SearchConfig) -> Decision:
     return _better_codecs(best, search)
 
 
-def _polish(plain: Decision, allowed: list[list[str]], search: SearchConfig) -> Decision:
+def _polish(plain: Decision, allowed: list[list[str]]) -> Decision:
     """Moves of single tables at their exact price, which knows of rows that cannot be divided."""
     if len(plain.tables) > MANY_STARTS:
         return plain
-    best = _better_mode(plain, search)
+    best = plain
     ranks = range(plain.groups.size)
     improved = True
     while improved:
@@ -425,17 +432,20 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
         return cold
     room = cold.cluster.memory * GB - float(cold.memory_W.max())
     budget = min(search.hot.memory * MB, room)
-    best = cold
+    # How many rows is found with rows spread evenly; where they are comes after.
+    spread = tuple(replace(table, places=None) for table in cold.tables)
+    best = flat = replace(cold, tables=spread, ranges=None)
     for threshold in thresholds(tables, cold.batch):
         hot = most_used(tables, cold.batch, threshold, budget)
-        if not hot:
-            continue
-        found = replace(cold, hot=hot, hot_every=search.hot.sync_every)
-        if cold.ranges is not None:
-            found = _with_ranges(found, 0.0)
-        if _fits(found) and found.seconds < best.seconds * (1 - WORTH / 10):
+        found = replace(flat, hot=hot, hot_every=search.hot.sync_every)
+        if hot and found.seconds < best.seconds * (1 - WORTH / 10):
             best = found
-    return best if best.seconds < cold.seconds * (1 - WORTH) else cold
+    if best is flat:
+        return cold
+    warm = replace(cold, hot=best.hot, hot_every=search.hot.sync_every)
+    if cold.ranges is not None:
+        warm = _with_ranges(warm, 0.0)
+    return warm if _fits(warm) and warm.seconds < cold.seconds * (1 - WORTH) else cold
 
 
 def _better_codecs(exact: Decision, search: SearchConfig) -> Decision:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.memory import HOT_INDEX_BYTES
 from fusedrec_torchrec.planner.table_load import TableLoad
 
-__all__ = ["most_used", "thresholds"]
+__all__ = ["most_used", "most_used_by_class", "thresholds"]
 
 STEPS = 40
 RAREST = 1e-4
@@ -25,6 +25,22 @@ def thresholds(tables: Sequence[TableLoad], batch: int) -> NDArray[np.float64]:
     most = max(float(table.classes.met(table.ids(batch)).max()) for table in tables)
     high = np.geomspace(min(most, 0.5), RAREST, STEPS) if most > RAREST else np.empty(0)
     return np.concatenate([1 - np.geomspace(1e-4, 0.5, STEPS // 4), high])
+
+
+def most_used_by_class(
+    tables: Sequence[TableLoad], batch: int, threshold: float, budget: float
+) -> NDArray[np.int64]:
+    """How many rows of each table are in a batch with at least this probability, and fit.
+
+    Of tables whose rows are only known by their classes.
+    """
+    rows_T = np.zeros(len(tables), np.int64)
+    for t, table in enumerate(tables):
+        likely = table.classes.met(table.ids(batch)) >= threshold
+        rows_T[t] = int(table.classes.rows_C[likely].sum())
+    size_T = np.array([float(table.row_bytes + HOT_INDEX_BYTES) for table in tables])
+    total = float(rows_T @ size_T)
+    return rows_T if total <= budget else np.zeros_like(rows_T)
 
 
 def most_used(

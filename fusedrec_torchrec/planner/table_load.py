@@ -79,6 +79,10 @@ class TableLoad:
         met = np.diff(places.before(ranges, self.ids(batch)))
         return np.asarray(met / max(met.sum(), 1e-300))
 
+    def even_share(self, ranks: int, batch: int) -> Floats:
+        """The same of ranges as TorchRec makes them."""
+        return _even_share(self, ranks, batch)
+
     def access_share(self, ranges: NDArray[np.int64]) -> Floats:
         """Of all accesses, the share of each range of rows."""
         if self.places is None:
@@ -89,6 +93,11 @@ class TableLoad:
 @lru_cache(maxsize=1 << 16)
 def _unique(classes: RowClasses, ids: float, hot: int) -> float:
     return (classes.without(hot) if hot else classes).unique(ids)
+
+
+@lru_cache(maxsize=1 << 12)
+def _even_share(table: TableLoad, ranks: int, batch: int) -> Floats:
+    return table.share(even_ranges(table.rows, ranks), batch, np.empty(0, np.int64))
 
 
 def even_ranges(rows: int, ranks: int) -> NDArray[np.int64]:

@@ -1,0 +1,117 @@
+"""``fusedrec simulate``: how systems scale, by the cost model."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from fusedrec_torchrec.planner.config import load_planning
+from fusedrec_torchrec.planner.scaling_plot import draw_scaling
+from fusedrec_torchrec.planner.simulate import SYSTEMS, Point, simulate
+from fusedrec_torchrec.terminal import human_bytes, print_table
+
+__all__ = ["add_command"]
+
+RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="how systems scale to thousands of ranks, by the cost model",
+        description="Prices a training step of TorchRec's shardings, of dedup table by table, of "
+        "the fused exchange, with hot rows and in groups (2D), on clusters of many sizes; with "
+        "stragglers from sampled batches.",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="configs/planner/*.yaml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="overrides one"
+    )
+    parser.add_argument("--ranks", default=RANKS, help="sizes of the cluster (default %(default)s)")
+    parser.add_argument("--scaling", choices=["weak", "strong", "both"], default="weak")
+    parser.add_argument("--batches", type=int, default=8, help="to sample (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--plot", type=Path, default=None, help="draws throughput (.png)")
+    parser.add_argument("--json", type=Path, default=None, help="writes the figures to a file")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    sizes = _sizes(arguments.ranks)
+    if arguments.batches < 1:
+        raise ValueError(f"--batches is {arguments.batches}, must be at least 1")
+    scalings = ["weak", "strong"] if arguments.scaling == "both" else [arguments.scaling]
+    planning = load_planning(arguments.config, [*arguments.set, f"ranks={sizes[0]}"])
+    per_node = planning.cluster.ranks_per_node
+    for size in sizes:
+        if size > per_node and size % per_node:
+            raise ValueError(
+                f"--ranks has {size}, must be at most {per_node} or a multiple of it, the ranks of "
+                f"a node of {planning.cluster.name}"
+            )
+    points = list(
+        tqdm(
+            simulate(planning, sizes, scalings, SYSTEMS, arguments.batches, arguments.seed),
+            total=len(sizes) * len(scalings) * len(SYSTEMS),
+            disable=arguments.quiet,
+            file=sys.stderr,
+            unit="point",
+        )
+    )
+    for scaling in scalings:
+        _print(scaling, [point for point in points if point.scaling == scaling])
+    for path in (arguments.plot, arguments.json):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+        print(f"figures: {arguments.json}")
+    if arguments.plot is not None:
+        draw_scaling(arguments.plot, points, planning.cluster.name)
+        print(f"plot: {arguments.plot}")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or sizes != sorted(set(sizes)):
+        raise ValueError(f"--ranks is {text!r}, must be ascending numbers such as 8,16,32")
+    return sizes
+
+
+def _print(scaling: str, points: list[Point]) -> None:
+    first: dict[str, Point] = {}
+    rows = []
+    for point in points:
+        base = first.setdefault(point.system, point) if point.seconds else None
+        efficiency = None
+        if base is not None:
+            efficiency = point.throughput / base.throughput * base.ranks / point.ranks
+        rows.append(
+            (
+                point.ranks,
+                point.system,
+                "-" if point.seconds is None else f"{1e3 * point.seconds:.2f}",
+                f"{point.throughput:,.0f}" if point.seconds else "-",
+                "-" if efficiency is None else f"{efficiency:.2f}",
+                human_bytes(point.bytes_sent) if point.seconds else "-",
+                f"{point.busiest:.2f}",
+                point.how,
+            )
+        )
+    print_table(
+        f"{scaling} scaling, {points[0].batch} samples a rank"
+        + ("" if scaling == "weak" else " to begin with"),
+        (
+            *("ranks", "system", "ms a step", "samples a second", "efficiency"),
+            *("a rank sends", "busiest owner", "how"),
+        ),
+        rows,
+    )

@@ -1,0 +1,269 @@
+"""The cost model over many sizes of a cluster: how systems scale, weakly and strongly.
+
+Systems: TorchRec's shardings, the best of table-wise, narrow columns, table-row-wise, row-wise
+and column-wise at each size; dedup table by table, which saves bytes and multiplies messages; the
+fused exchange; with hot rows; in groups (2D).  A step waits for the busiest owner of sampled
+batches, and for the dense part of the model if the configuration has one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.planner.config import Planning
+from fusedrec_torchrec.planner.cost import (
+    HotUse,
+    Part,
+    Step,
+    fused_step,
+    stock_step,
+    with_sync,
+)
+from fusedrec_torchrec.planner.decide import MB, groups_of
+from fusedrec_torchrec.planner.memory import buffer_bytes, replica_bytes
+from fusedrec_torchrec.planner.replicate import most_used_by_class, thresholds
+from fusedrec_torchrec.planner.straggle import busiest_owner
+from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.sharding_type import FUSED
+
+__all__ = ["SYSTEMS", "Point", "simulate"]
+
+SYSTEMS = ("TorchRec", "dedup by table", "fused", "fused + hot rows", "fused + 2D")
+OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
+NARROW = 32  # columns of the narrowest column shards
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Point:
+    """A system on so many ranks.
+
+    Attributes:
+        system: one of ``SYSTEMS``.
+        scaling: ``weak``, as many samples for each rank, or ``strong``, as many in all.
+        ranks: of the cluster.
+        batch: samples of a rank.
+        seconds: of a step; None if the tables do not fit.
+        bytes_sent: by a rank.
+        busiest: load of the busiest owner, as a multiple of the mean.
+        how: what was chosen: sharding, rows, groups.
+    """
+
+    system: str
+    scaling: str
+    ranks: int
+    batch: int
+    seconds: float | None
+    bytes_sent: float
+    busiest: float
+    how: str
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second of all ranks."""
+        return self.ranks * self.batch / self.seconds if self.seconds else 0.0
+
+
+def simulate(
+    planning: Planning,
+    ranks: Sequence[int],
+    scalings: Sequence[str] = ("weak", "strong"),
+    systems: Sequence[str] = SYSTEMS,
+    batches: int = 8,
+    seed: int = 0,
+) -> Iterator[Point]:
+    """All systems on all sizes.
+
+    Args:
+        planning: tables, batch and cluster.
+        ranks: sizes of the cluster.
+        scalings: ``weak``, ``strong`` or both; the first size has the batch of the configuration.
+        systems: to compare.
+        batches: to sample for stragglers.
+        seed: of the sample.
+    """
+    for scaling in scalings:
+        for size in ranks:
+            cluster = replace(planning.cluster, ranks=size)
+            batch = planning.batch
+            if scaling == "strong":
+                batch = max(planning.batch * ranks[0] // size, 1)
+            one = _OneSize(planning, cluster, batch, batches, seed)
+            for system in systems:
+                yield one.point(system, scaling)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A step of a system, on the ranks of a group."""
+
+    step: Step
+    how: str
+    busiest: float
+    groups: int = 1
+
+
+class _OneSize:
+    def __init__(
+        self, planning: Planning, cluster: ClusterConfig, batch: int, batches: int, seed: int
+    ) -> None:
+        self._planning, self._cluster, self._batch = planning, cluster, batch
+        self._tables: list[TableLoad] = [replace(t, places=None) for t in planning.loads]
+        self._batches, self._seed = batches, seed
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def point(self, system: str, scaling: str) -> Point:
+        runs = [run for run in self._runs(system) if self._seconds(run) is not None]
+        cluster = self._cluster
+        if not runs:
+            return Point(
+                system, scaling, cluster.ranks, self._batch, None, 0.0, 1.0, "does not fit"
+            )
+        best = min(runs, key=lambda run: self._seconds(run) or 0.0)
+        return Point(
+            system=system,
+            scaling=scaling,
+            ranks=cluster.ranks,
+            batch=self._batch,
+            seconds=self._seconds(best),
+            bytes_sent=best.step.bytes_sent / best.step.ranks,
+            busiest=best.busiest,
+            how=best.how,
+        )
+
+    def _seconds(self, run: _Run) -> float | None:
+        """Of a step with its straggler and the dense part; None if it does not fit."""
+        if self._memory(run) > self._cluster.memory * GB:
+            return None
+        rates = run.step.rates(self._cluster)
+        total = run.step.overhead(self._cluster)
+        for part in run.step.parts:
+            if part.name in OWNER_PARTS:
+                part = replace(part, amount_W=part.amount_W.mean(keepdims=True) * run.busiest)
+            total += part.seconds(self._cluster, rates)
+        dense = self._planning.config.dense
+        reduced = self._cluster.all_reduce(dense.gradients_mb * MB)
+        return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)
+
+    def _memory(self, run: _Run) -> float:
+        ranks, system = run.step.ranks, run.step.system
+        whole = system == "table_wise"
+        size = sum(t.size for t in self._tables) / ranks
+        if whole:
+            pieces = self._tables if run.how == "table_wise" else _narrow(self._tables)
+            size = max(size, max(t.size for t in pieces))
+        on_host = self._cluster.host_memory * GB if self._cluster.device == "cuda" else 0.0
+        buffers = sum(buffer_bytes(t, system, self._batch, ranks) for t in self._tables)
+        return max(size - on_host, 0.0) + buffers
+
+    def _runs(self, system: str) -> Iterator[_Run]:
+        tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
+        if system == "TorchRec":
+            narrow = _narrow(tables)
+            step = stock_step("row_wise", tables, batch, ranks)
+            yield _Run(step, "row_wise", self._busiest(ranks, dedup=False))
+            if not any(table.dim % (4 * ranks) for table in tables):
+                yield _Run(stock_step("column_wise", tables, batch, ranks), "column_wise", 1.0)
+            for how, whole in (("table_wise", tables), (f"columns of {NARROW}", narrow)):
+                step = stock_step("table_wise", whole, batch, ranks)
+                step.tables = len(tables)
+                work = next(p for p in step.parts if p.name == "lookup").amount_W
+                yield _Run(step, how, float(work.max() / max(work.mean(), 1e-30)))
+            if ranks > self._cluster.ranks_per_node:
+                step = _table_row_wise(tables, batch, ranks, self._cluster.ranks_per_node)
+                work = next(p for p in step.parts if p.name == "lookup").amount_W
+                busiest = float(work.max() / max(work.mean(), 1e-30))
+                yield _Run(step, "table_row_wise", busiest)
+        elif system == "dedup by table":
+            step = fused_step(tables, batch, ranks, exact_counts=True)
+            yield _Run(_table_by_table(step, len(tables)), FUSED, self._busiest(ranks))
+        elif system == "fused":
+            yield self._fused()
+        elif system == "fused + hot rows":
+            yield self._fused()
+            yield from self._hot()
+        else:
+            assert system == "fused + 2D", system
+            yield self._fused()
+            search = replace(self._planning.config.search.groups, sizes="all")
+            for groups, layout in groups_of(self._cluster, search):
+                if groups.number > 1:
+                    step = fused_step(tables, batch, groups.size)
+                    step = with_sync(step, tables, batch, groups)
+                    how = f"{groups.number} groups of {groups.size}, {layout}"
+                    yield _Run(step, how, self._busiest(groups.size), groups.number)
+
+    def _fused(self, hot: HotUse | None = None, how: str = "one group") -> _Run:
+        tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
+        steps = [fused_step(tables, batch, ranks, exact_counts=e, hot=hot) for e in (False, True)]
+        step = min(steps, key=lambda each: each.seconds(self._cluster))
+        return _Run(step, how, self._busiest(ranks, hot_T=None if hot is None else hot.rows_T))
+
+    def _hot(self) -> Iterator[_Run]:
+        """With the hot rows that make the step shortest, if rows were spread evenly."""
+        settings = self._planning.config.search.hot
+        tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
+        best: tuple[float, HotUse] | None = None
+        for threshold in thresholds(tables, batch):
+            rows_T = most_used_by_class(tables, batch, threshold, settings.memory * MB)
+            if not rows_T.any():
+                continue
+            hot = HotUse(rows_T, settings.sync_every)
+            seconds = fused_step(tables, batch, ranks, hot=hot).seconds(self._cluster)
+            if best is None or seconds < best[0]:
+                best = (seconds, hot)
+        if best is not None:
+            hot = best[1]
+            size = replica_bytes(tables, hot) / MB
+            yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
+
+    def _busiest(
+        self, ranks: int, dedup: bool = True, hot_T: NDArray[np.int64] | None = None
+    ) -> float:
+        key = (ranks, dedup, None if hot_T is None else hot_T.tobytes())
+        if key not in self._known:
+            self._known[key] = busiest_owner(
+                self._tables, self._batch, ranks, dedup, hot_T, self._batches, self._seed
+            )
+        return self._known[key]
+
+
+def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: int) -> Step:
+    """Tables on nodes, their rows on the ranks of the node; sums within it, bags between nodes."""
+    nodes = ranks // local
+    by_node = stock_step("table_wise", tables, batch * local, nodes)
+    step = Step("table_row_wise", len(tables), ranks)
+    for part in by_node.parts:  # what a node has to do, its ranks share
+        if part.name in ("permute", "outputs", "splits", "lengths"):
+            amount = part.amount_W.max() / local if part.name != "splits" else part.amount_W.max()
+            step.add(part.name, part.kind, float(amount))
+        else:
+            step.add(part.name, part.kind, np.repeat(part.amount_W, local) / local)
+    pooled_W = np.repeat(next(p for p in by_node.parts if p.name == "rows").amount_W, local)
+    within = (local - 1) / local * pooled_W * nodes / max(nodes - 1, 1)
+    for name, kind in (("sums", "reduce_scatter"), ("sums_backward", "all_gather")):
+        step.parts.append(Part(name, kind, within, local))
+    return step
+
+
+def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
+    """Tables in pieces of few columns, each of which gets all of the table's ids."""
+    shards: list[TableLoad] = []
+    for table in tables:
+        pieces = max(table.dim // NARROW, 1)
+        shard = replace(table, dim=table.dim // pieces, state_bytes=table.state_bytes // pieces)
+        shards += [shard] * pieces
+    return shards
+
+
+def _table_by_table(step: Step, tables: int) -> Step:
+    """The same bytes in collectives of single tables."""
+    parts = []
+    for part in step.parts:
+        if part.is_collective:
+            part = replace(part, amount_W=part.amount_W / tables, times=float(tables))
+        parts.append(part)
+    return Step(step.system, step.tables, step.ranks, parts)
