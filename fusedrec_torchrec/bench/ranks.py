@@ -13,7 +13,7 @@ from fusedrec_torchrec.bench.links import Host
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
 
-__all__ = ["RankError", "Ranks"]
+__all__ = ["RankError", "Ranks", "environment"]
 
 SHOWN_LINES = 15
 
@@ -59,7 +59,7 @@ class Ranks:
                 self._processes.append(
                     subprocess.Popen(
                         [*command, str(job_file)],
-                        env=_environment(rank, workload, suite, host.interface),
+                        env=environment(rank, workload.ranks, suite.threads, host.interface),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,
@@ -123,15 +123,14 @@ class Ranks:
         return Path(self._folder.name) / f"rank_{rank}.err"
 
 
-def _environment(
-    rank: int, workload: WorkloadConfig, suite: SuiteConfig, interface: str
-) -> dict[str, str]:
+def environment(rank: int, ranks: int, threads: int, interface: str) -> dict[str, str]:
+    """Of a process that is one of several ranks."""
     return {
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(workload.ranks),
-        "LOCAL_WORLD_SIZE": str(workload.ranks),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "GLOO_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": str(suite.threads),
+        "OMP_NUM_THREADS": str(threads),
     }

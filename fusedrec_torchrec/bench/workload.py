@@ -15,7 +15,7 @@ from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Samples, Source
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 
-__all__ = ["Model", "Workload", "open_source", "outputs_of", "table_bytes"]
+__all__ = ["Model", "Workload", "dims_of", "open_source", "outputs_of", "table_bytes"]
 
 BATCHES = 8
 HOT_BATCHES = 4  # that are hot; there are fewer of these
@@ -73,7 +73,7 @@ class Workload:
             places = np.arange(len(samples)).reshape(HOT_BATCHES, ranks, size)[:, rank]
             names = list(source.table_rows)
             batches = [_batch(samples.take(place), names) for place in places]
-            return cls(config, source.table_rows, _dims(config, len(names)), batches, hot)
+            return cls(config, source.table_rows, dims_of(config, len(names)), batches, hot)
         steps = min(BATCHES, source.samples // (size * ranks))
         if not steps:
             raise ValueError(
@@ -81,7 +81,7 @@ class Workload:
                 f"{ranks * size}, the data has {source.samples}"
             )
         rows = source.table_rows
-        dims = _dims(config, len(rows))
+        dims = dims_of(config, len(rows))
         starts = [(step * ranks + rank) * size for step in range(steps)]
         names = list(rows)
         batches = [_batch(source.read(start, start + size), names) for start in starts]
@@ -105,10 +105,11 @@ class Workload:
 def table_bytes(config: WorkloadConfig, source: Source) -> int:
     """Size of all tables."""
     rows = source.table_rows.values()
-    return 4 * sum(n * dim for n, dim in zip(rows, _dims(config, len(rows)), strict=True))
+    return 4 * sum(n * dim for n, dim in zip(rows, dims_of(config, len(rows)), strict=True))
 
 
-def _dims(config: WorkloadConfig, tables: int) -> list[int]:
+def dims_of(config: WorkloadConfig, tables: int) -> list[int]:
+    """Columns of each table."""
     return [config.dims[i % len(config.dims)] for i in range(tables)]
 
 

@@ -13,6 +13,7 @@ from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import print_report, tables
 from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
 from fusedrec_torchrec.bench.suite import SuiteConfig
+from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
 from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
@@ -53,6 +54,12 @@ def add_command(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="overrides a setting of the suite, such as pairs=5 or workloads.0.batch_size=512",
     )
+    parser.add_argument(
+        "--validate-planner",
+        action="store_true",
+        help="calibrates each cluster of the suite first, and compares what the planner predicts "
+        "with what is measured (benchmarks/validate.yaml)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(run=run)
 
@@ -61,13 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     # Whoever is told to stop takes down the networks it has made.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = arguments.output
+    if arguments.validate_planner:
+        return _validate(arguments)
     if arguments.suite is not None and arguments.suite.is_dir():
         folder = arguments.suite
         document = load_results(folder / RESULTS)
     else:
-        data = {} if arguments.suite is None else load_yaml(arguments.suite)
-        source = "suite" if arguments.suite is None else str(arguments.suite)
-        suite = from_mapping(SuiteConfig, with_overrides(data, arguments.set), source)
+        suite = _suite(arguments)
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepared(arguments, Path(scratch))
             document = run_suite(
@@ -84,6 +91,32 @@ def run(arguments: argparse.Namespace) -> int:
     for name, text in failed.items():
         print(f"fusedrec bench: {name} failed: {text}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _suite(arguments: argparse.Namespace) -> SuiteConfig:
+    data = {} if arguments.suite is None else load_yaml(arguments.suite)
+    source = "suite" if arguments.suite is None else str(arguments.suite)
+    return from_mapping(SuiteConfig, with_overrides(data, arguments.set), source)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        prepared = _prepared(arguments, Path(scratch))
+        if arguments.suite is not None and arguments.suite.is_dir():
+            comparisons = compare_again(arguments.suite, prepared)
+        else:
+            comparisons = validate(
+                _suite(arguments),
+                prepared,
+                arguments.output,
+                arguments.only,
+                progress=not arguments.quiet,
+            )
+    if not comparisons:
+        print("fusedrec bench: nothing could be measured here", file=sys.stderr)
+        return 1
+    print_validation(comparisons)
+    return 0
 
 
 def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:

@@ -84,8 +84,8 @@ class Prices:
         self.of_tables: dict[str, Floats] = {}
         nothing = TableLoad("", 1, 4, 0.0, tables[0].classes, state_bytes=0, element_bytes=0)
         for system in systems:
-            rates = cluster.fused if system == FUSED else cluster.stock
-            base = self._step(system, nothing, False).seconds(cluster) - rates.table * 1e-6
+            of_table = cluster.rates(system).table * 1e-6
+            base = self._step(system, nothing, False).seconds(cluster) - of_table
             self.of_use[system] = base
             known: dict[tuple[object, ...], float] = {}
             prices = []
@@ -98,7 +98,7 @@ class Prices:
             self.of_tables[system] = np.array(prices)
         step = stock_step(TABLE_WISE, [nothing], batch, self.ranks).in_groups(groups)
         self._wire = next(p for p in step.parts if p.name == "rows")._line(cluster)[1]
-        self._lookup = 2 * self.ranks / (cluster.stock.lookup * 1e9)
+        self._lookup = 2 * self.ranks / (cluster.rates(TABLE_WISE).lookup * 1e9)
         self.loads_KT = np.array(
             [
                 [batch * t.bags * 4.0 for t in tables],

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
 from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import Step, fused_step, stock_step
+from fusedrec_torchrec.planner.cost import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.table_load import TableLoad
 from fusedrec_torchrec.sharders import FusedEmbeddingBagCollectionSharder
 from fusedrec_torchrec.sharding_plan import fused_row_wise
@@ -50,7 +52,10 @@ from fusedrec_torchrec.terminal import print_table
 __all__ = ["Measured", "calibrate", "fit_link", "fit_rates", "main"]
 
 COLLECTIVE_SIZES = [1 << n for n in range(12, 25, 2)]  # bytes of a rank
-REPEATS = 5
+REPEATS, IN_A_ROW = 7, 4
+LONGEST = 3.0  # seconds for one figure, on slow links
+BATCHES = 8  # that differ
+COUNTERS = 1 << 21
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
 Floats = NDArray[np.float64]
 
@@ -65,8 +70,14 @@ class Shape:
     batch: int = 1024
     pooling: float = 1.0
     zipf: float = 1.1
+    hot: int = 0
 
 
+HOT_SHAPES = (
+    Shape(batch=512, hot=5000),
+    Shape(batch=2048, hot=20_000),
+    Shape(batch=512, pooling=5.0, hot=20_000),
+)
 SHAPES = (
     Shape(batch=64),
     Shape(batch=512),
@@ -94,17 +105,28 @@ class Measured:
 
 
 def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
-    """Of a call, the median of some; the slowest rank's."""
+    """Of a call, several in a row; the median of some such rows, and the slowest rank's."""
     times = []
-    for repeat in range(REPEATS + 1):
+    repeat, repeats = 0, REPEATS
+    while repeat <= repeats:
+        function()  # caches are those of whatever ran last
         dist.barrier()
         begun = time.perf_counter()
-        function()
+        for _ in range(IN_A_ROW):
+            function()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if repeat:
-            times.append(time.perf_counter() - begun)
-    slowest = torch.tensor([float(np.median(times))], device=device)
+        times.append((time.perf_counter() - begun) / IN_A_ROW)
+        if not repeat:  # which was to warm up, and to see how long it takes
+            first = _slowest(times.pop(), device)
+            repeats = min(max(round(LONGEST / (first * (IN_A_ROW + 1))), 2), REPEATS)
+        repeat += 1
+    return _slowest(float(np.median(times)), device)
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    """Of all ranks."""
+    slowest = torch.tensor([seconds], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 
@@ -132,17 +154,21 @@ def measure_step(system: str, shape: Shape, device: torch.device) -> Measured:
     """A training step of a system."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     names = [f"t{i}" for i in range(shape.tables)]
-    model = _model(system, shape, names, device)
     source = SyntheticData(
         [
             SyntheticTable(name=name, rows=shape.rows, zipf=shape.zipf, pooling=shape.pooling)
             for name in names
         ],
         dense_features=1,
-        samples=(REPEATS + 1) * ranks * shape.batch,
+        samples=BATCHES * ranks * shape.batch,
     )
+    hot_set = None
+    if shape.hot:
+        profile = sample_profile(source, 1.0, COUNTERS, progress=False)
+        hot_set = HotSet.most_used(profile, shape.hot)
+    model = _model(system, shape, names, device, hot_set)
     batches = []
-    for number in range(REPEATS + 1):
+    for number in range(BATCHES):
         start = (number * ranks + rank) * shape.batch
         samples = source.read(start, start + shape.batch)
         lengths = (
@@ -151,23 +177,24 @@ def measure_step(system: str, shape: Shape, device: torch.device) -> Measured:
             else samples.lengths.ravel()
         )
         batches.append(
-            KeyedJaggedTensor(
-                keys=names,
-                values=torch.from_numpy(samples.ids),
-                lengths=torch.from_numpy(lengths),
-            ).to(device)
+            (torch.from_numpy(samples.ids).to(device), torch.from_numpy(lengths).to(device))
         )
     gradient = torch.full((shape.batch, shape.tables * shape.dim), 1e-6, device=device)
-    turn = iter(batches)
+    turn = cycle(batches)
 
     def step() -> None:
-        model(next(turn)).values().backward(gradient)
+        values, lengths = next(turn)  # nothing computed from it yet, as of a data loader
+        batch = KeyedJaggedTensor(keys=names, values=values, lengths=lengths, stride=shape.batch)
+        model(batch).values().backward(gradient)
 
     seconds = seconds_of(step, device)
     classes = RowClasses.zipf(shape.rows, shape.zipf)
     loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in names]
+    hot = None
+    if hot_set is not None:
+        hot = HotUse(np.array([len(hot_set.ids[name]) for name in names]))
     predicted = (
-        fused_step(loads, shape.batch, ranks)
+        fused_step(loads, shape.batch, ranks, hot=hot)
         if system == FUSED
         else stock_step(system, loads, shape.batch, ranks)
     )
@@ -175,7 +202,11 @@ def measure_step(system: str, shape: Shape, device: torch.device) -> Measured:
 
 
 def _model(
-    system: str, shape: Shape, names: list[str], device: torch.device
+    system: str,
+    shape: Shape,
+    names: list[str],
+    device: torch.device,
+    hot_set: HotSet | None,
 ) -> DistributedModelParallel:
     ranks = dist.get_world_size()
     module = EmbeddingBagCollection(
@@ -191,7 +222,9 @@ def _model(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3}
     )
     generators: dict[str, Callable[[int], Any]] = {
-        FUSED: lambda _: fused_row_wise(),
+        FUSED: lambda i: fused_row_wise(
+            hot_rows=None if hot_set is None else hot_set.ids[names[i]].tolist()
+        ),
         "table_wise": lambda i: table_wise(rank=i % ranks, compute_kernel="fused"),
         "row_wise": lambda _: row_wise(compute_kernel="fused"),
         "column_wise": lambda _: column_wise(ranks=list(range(ranks)), compute_kernel="fused"),
@@ -248,6 +281,17 @@ def fit_rates(cluster: ClusterConfig, measured: Sequence[Measured]) -> RatesConf
     )
 
 
+def fit_hot(cluster: ClusterConfig, measured: Sequence[Measured]) -> float:
+    """Million ids a second that are looked up among hot rows, with all else as it is."""
+    beyond, ids = [], []
+    for each in measured:
+        part = next(part for part in each.step.parts if part.name == "hot_lookup")
+        known = each.step.seconds(cluster) - part.seconds(cluster, cluster.fused)
+        beyond.append(max(each.seconds - known, 1e-9))
+        ids.append(float(part.amount_W.max()) / 1e6)
+    return float(np.median(np.array(ids) / np.array(beyond)))
+
+
 def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
     """Least squares without negative solutions: the best of all choices of what is not zero.
 
@@ -291,12 +335,20 @@ def calibrate(
     )
     measured = []
     todo = [(system, shape) for shape in SHAPES for system in SYSTEMS]
+    todo += [(FUSED, shape) for shape in HOT_SHAPES]
     for system, shape in tqdm(todo, desc="steps", disable=not progress or dist.get_rank() != 0):
         measured.append(measure_step(system, shape, device))
-    fused = [each for each in measured if each.step.system == FUSED]
-    stock = [each for each in measured if each.step.system != FUSED]
-    cluster = replace(cluster, fused=fit_rates(cluster, fused), stock=fit_rates(cluster, stock))
-    return cluster, measured
+    cold = [each for each in measured if not each.shape.hot]
+    stock = fit_rates(cluster, [each for each in cold if each.step.system != FUSED])
+    rates: dict[str, Any] = {
+        "fused" if system == FUSED else system: fit_rates(
+            cluster, [each for each in cold if each.step.system == system]
+        )
+        for system in SYSTEMS
+    }
+    cluster = replace(cluster, stock=stock, **rates)
+    hot = fit_hot(cluster, [each for each in measured if each.shape.hot])
+    return replace(cluster, fused=replace(cluster.fused, hot=min(hot, 1e6))), measured
 
 
 def _link(seconds: dict[str, list[float]], ranks: int) -> LinkConfig:
@@ -330,7 +382,7 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
             (
                 each.step.system,
                 f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
-                f"{shape.pooling:g}, zipf {shape.zipf}",
+                f"{shape.pooling:g}, zipf {shape.zipf}" + (f", {shape.hot} hot" * bool(shape.hot)),
                 f"{1e3 * each.seconds:.2f}",
                 f"{1e3 * predicted:.2f}",
                 f"{predicted / each.seconds - 1:+.0%}",
@@ -351,6 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--name", default="measured")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--store", help="file for the ranks to meet, in place of the environment")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -358,7 +411,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
+    dist.init_process_group(
+        "nccl" if given.device == "cuda" else "gloo",
+        init_method=None if given.store is None else f"file://{given.store}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     cluster, measured = calibrate(given.name, device, not given.quiet)
     if dist.get_rank() == 0:
         given.output.write_text(to_yaml(cluster))

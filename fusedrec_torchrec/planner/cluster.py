@@ -11,6 +11,7 @@ from pydantic import Field
 from torchrec.distributed.planner.types import Topology
 
 from fusedrec_torchrec.config import section
+from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
@@ -67,6 +68,10 @@ class ClusterConfig:
     between_nodes: LinkConfig = LinkConfig()
     fused: RatesConfig = RatesConfig()
     stock: RatesConfig = RatesConfig()
+    """Of TorchRec's shardings, but for those that have rates of their own."""
+    table_wise: RatesConfig | None = None
+    row_wise: RatesConfig | None = None
+    column_wise: RatesConfig | None = None
 
     def __post_init__(self) -> None:
         if self.ranks > self.ranks_per_node and self.ranks % self.ranks_per_node:
@@ -74,6 +79,12 @@ class ClusterConfig:
                 f"ranks is {self.ranks}, must be a multiple of ranks_per_node, "
                 f"{self.ranks_per_node}, or less"
             )
+
+    def rates(self, system: str) -> RatesConfig:
+        """Of a sharding."""
+        if system == FUSED:
+            return self.fused
+        return getattr(self, system, None) or self.stock
 
     @property
     def local_ranks(self) -> int:

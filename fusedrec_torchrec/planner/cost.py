@@ -209,7 +209,7 @@ class Step:
         return sum(part.times for part in self.parts if part.is_collective)
 
     def rates(self, cluster: ClusterConfig) -> RatesConfig:
-        return cluster.fused if self.system == FUSED else cluster.stock
+        return cluster.rates(self.system)
 
     def overhead(self, cluster: ClusterConfig) -> float:
         """Seconds that do not depend on the size of anything."""

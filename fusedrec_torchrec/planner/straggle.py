@@ -43,8 +43,8 @@ def busiest_owner(
     load_SW = np.zeros((batches, ranks))
     kinds: dict[tuple[object, ...], list[int]] = {}
     for t, table in enumerate(tables):
-        hot = 0 if hot_T is None else int(hot_T[t])
-        kinds.setdefault((table.classes, table.ids(batch), table.dim, hot), []).append(t)
+        cold = 0 if hot_T is None else int(hot_T[t])
+        kinds.setdefault((table.classes, table.ids(batch), table.dim, cold), []).append(t)
     for (_, ids, dim, hot), same in kinds.items():
         table = tables[same[0]]
         assert isinstance(ids, float) and isinstance(dim, int) and isinstance(hot, int)

@@ -1,0 +1,309 @@
+"""The planner's predictions against measurements: bytes, seconds, and which system is best.
+
+For each number of ranks and each link of a suite the cluster is calibrated, on shapes that are not
+the suite's; then the suite is measured, and every system of every workload is predicted.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.hot import HotWorkload
+from fusedrec_torchrec.bench.links import hosts, unavailable
+from fusedrec_torchrec.bench.ranks import environment
+from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
+from fusedrec_torchrec.bench.workload import dims_of, open_source
+from fusedrec_torchrec.config import from_mapping, load_yaml
+from fusedrec_torchrec.files import write_json
+from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
+from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.planner.cost import STOCK, HotUse, Step, fused_step, stock_step
+from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.terminal import print_table
+
+__all__ = ["Comparison", "Predictor", "calibrated", "compare", "print_validation", "validate"]
+
+PRICED = (FUSED, *STOCK, "fused_hot", "fused_hot_every_8")
+MOST_BYTES_OFF, MOST_SECONDS_OFF, MOST_BEHIND = 0.02, 0.15, 0.05
+VALIDATION = "validation.json"
+Clusters = Mapping[tuple[int, str], ClusterConfig]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system on a workload, as predicted and as measured.
+
+    Attributes:
+        workload, system: what was run.
+        ranks, link: where.
+        bytes_predicted, bytes_measured: sent by all ranks in a step.
+        seconds_predicted, seconds_measured: of a step.
+    """
+
+    workload: str
+    system: str
+    ranks: int
+    link: str
+    bytes_predicted: float
+    bytes_measured: float
+    seconds_predicted: float
+    seconds_measured: float
+
+    @property
+    def bytes_off(self) -> float:
+        return self.bytes_predicted / self.bytes_measured - 1 if self.bytes_measured else 0.0
+
+    @property
+    def seconds_off(self) -> float:
+        return self.seconds_predicted / self.seconds_measured - 1
+
+
+def environments(workloads: Sequence[WorkloadConfig]) -> list[tuple[int, str]]:
+    """Ranks and link of all workloads."""
+    return list(dict.fromkeys((workload.ranks, workload.link) for workload in workloads))
+
+
+def cluster_file(folder: Path, ranks: int, link: str) -> Path:
+    return folder / f"cluster_{ranks}_{link or 'loopback'}.yaml"
+
+
+def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> ClusterConfig:
+    """Measures a cluster of emulated hosts, where the benchmark's ranks will be."""
+    path = cluster_file(folder, ranks, link)
+    name = f"{ranks} ranks, {link or 'loopback'}"
+    command = [sys.executable, "-m", "fusedrec_torchrec.planner.calibrate", "--quiet"]
+    with tempfile.TemporaryDirectory() as scratch, hosts(ranks, link) as places:
+        command += ["--store", f"{scratch}/store", "--output", str(path), "--name", name]
+        log = Path(scratch) / "errors"
+        with log.open("w") as errors:
+            processes = [
+                subprocess.Popen(
+                    [*host.prefix, *command],
+                    env=environment(rank, ranks, suite.threads, host.interface),
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                )
+                for rank, host in enumerate(places)
+            ]
+            try:
+                codes = [process.wait() for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.wait()
+        if any(codes):
+            raise RuntimeError(f"calibration of {name} failed:\n{log.read_text()[-2000:]}")
+    return from_mapping(ClusterConfig, load_yaml(path), str(path))
+
+
+class Predictor:
+    """Steps of workloads, by the cost model.
+
+    Args:
+        prepared: folder of prepared Criteo data, if there is one.
+    """
+
+    def __init__(self, prepared: str | None) -> None:
+        self._prepared = prepared
+        self._counted: dict[str, HotWorkload] = {}
+
+    def _hot(self, config: WorkloadConfig) -> HotWorkload:
+        """The workload's data, counted once."""
+        data = "criteo" if config.data == "criteo" else config.name
+        key = f"{data} {config.hot_rows}"
+        if key not in self._counted:
+            self._counted[key] = HotWorkload(config, open_source(config, self._prepared))
+        return self._counted[key]
+
+    def tables(self, config: WorkloadConfig) -> list[TableLoad]:
+        """What a workload asks of its tables: by its law, or as its data was counted."""
+        pooled = config.module == "ebc"
+        if config.data == "zipf":
+            law = RowClasses.uniform(config.rows)
+            if config.zipf:
+                law = RowClasses.zipf(config.rows, config.zipf)
+            return [
+                TableLoad(f"table_{i}", config.rows, dim, config.pooling, law, pooled=pooled)
+                for i, dim in enumerate(dims_of(config, config.tables))
+            ]
+        profile = self._hot(config).profile
+        rows = profile.table_rows
+        return [
+            TableLoad(
+                name,
+                count,
+                dim,
+                profile.accesses[name] / profile.samples,
+                RowClasses.counted(profile, name),
+                places=RowPlaces.counted(profile, name),
+                pooled=pooled,
+            )
+            for (name, count), dim in zip(rows.items(), dims_of(config, len(rows)), strict=True)
+        ]
+
+    def step(self, system: str, config: WorkloadConfig) -> Step:
+        """A step of a system."""
+        tables = self.tables(config)
+        batch, ranks = config.batch_size, config.ranks
+        if system == "table_wise":  # to the ranks in turn, as the benchmark places them
+            return stock_step(system, tables, batch, ranks, [t % ranks for t in range(len(tables))])
+        if system in STOCK:
+            return stock_step(system, tables, batch, ranks)
+        hot = None
+        if system in HOT_SYSTEMS:
+            ids = self._hot(config).hot_set().ids
+            by_table = [ids[table.name] for table in tables]
+            hot = HotUse(np.array([len(each) for each in by_table]), steps_alike(system), by_table)
+        return fused_step(tables, batch, ranks, hot=hot)
+
+
+def compare(
+    results: Sequence[dict[str, Any]], clusters: Clusters, prepared: str | None
+) -> Iterator[Comparison]:
+    """All systems of all measured workloads that the cost model has a price for."""
+    predictor = Predictor(prepared)
+    for result in results:
+        workload = WorkloadFigures(result)
+        config = workload.config
+        for name, figures in workload.systems.items():
+            if name not in PRICED:
+                continue
+            step = predictor.step(name, config)
+            yield Comparison(
+                workload=workload.title,
+                system=name,
+                ranks=config.ranks,
+                link=config.link,
+                bytes_predicted=step.bytes_sent,
+                bytes_measured=figures.bytes_sent,
+                seconds_predicted=step.seconds(clusters[config.ranks, config.link]),
+                seconds_measured=figures.milliseconds / 1e3,
+            )
+
+
+def behind(comparisons: Sequence[Comparison]) -> dict[str, tuple[str, str, float]]:
+    """Of each workload: the predicted best, the measured best, how much slower the first is."""
+    found = {}
+    for name in dict.fromkeys(each.workload for each in comparisons):
+        of_one = [each for each in comparisons if each.workload == name]
+        guess = min(of_one, key=lambda each: each.seconds_predicted)
+        best = min(of_one, key=lambda each: each.seconds_measured)
+        late = guess.seconds_measured / best.seconds_measured - 1
+        found[name] = (guess.system, best.system, late)
+    return found
+
+
+def print_validation(comparisons: Sequence[Comparison]) -> None:
+    """A line for each system of each workload, and what they say together."""
+    print_table(
+        "predicted and measured",
+        (
+            *("workload", "system", "KiB", "predicted", "off by"),
+            *("ms", "predicted ms", "off by"),
+        ),
+        [
+            (
+                each.workload,
+                each.system,
+                f"{each.bytes_measured / 1024:.1f}",
+                f"{each.bytes_predicted / 1024:.1f}",
+                f"{each.bytes_off:+.1%}",
+                f"{1e3 * each.seconds_measured:.2f}",
+                f"{1e3 * each.seconds_predicted:.2f}",
+                f"{each.seconds_off:+.0%}",
+            )
+            for each in comparisons
+        ],
+    )
+    best = behind(comparisons)
+    print_table(
+        "the best system",
+        ("workload", "predicted", "measured", "predicted one is slower by"),
+        [(name, *names, f"{late:.1%}") for name, (*names, late) in best.items()],
+    )
+    print("\n".join(verdict(comparisons)))
+
+
+def verdict(comparisons: Sequence[Comparison]) -> list[str]:
+    """What the comparisons say together."""
+    bytes_off = [abs(each.bytes_off) for each in comparisons]
+    seconds_off = [abs(each.seconds_off) for each in comparisons]
+    best = behind(comparisons)
+    right = sum(late <= MOST_BEHIND for _, _, late in best.values())
+    within = sum(each <= MOST_BYTES_OFF for each in bytes_off)
+    return [
+        f"bytes: {within} of {len(bytes_off)} within {MOST_BYTES_OFF:.0%}, largest error "
+        f"{max(bytes_off):.1%}",
+        f"seconds: median error {np.median(seconds_off):.1%} (wanted {MOST_SECONDS_OFF:.0%}), "
+        f"largest {max(seconds_off):.0%}, over {len(best)} configurations",
+        f"best system: within {MOST_BEHIND:.0%} of the measured best in {right} of {len(best)}",
+    ]
+
+
+def compare_again(folder: Path, prepared: str | None) -> list[Comparison]:
+    """Predictions of this cost model for what an earlier run has measured.
+
+    Raises:
+        ValueError: the folder has no such figures.
+    """
+    results = load_results(folder / RESULTS)["results"]
+    clusters: dict[tuple[int, str], ClusterConfig] = {}
+    for result in results:
+        place = (result["workload"]["ranks"], result["workload"]["link"])
+        path = cluster_file(folder, *place)
+        clusters[place] = from_mapping(ClusterConfig, load_yaml(path), str(path))
+    return list(compare(results, clusters, prepared))
+
+
+def validate(
+    suite: SuiteConfig, prepared: str | None, folder: Path, only: str | None, progress: bool
+) -> list[Comparison]:
+    """Calibrates, measures and compares; the figures stay in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workloads = [w for w in suite.expanded() if only is None or only in w.name]
+    clusters: dict[tuple[int, str], ClusterConfig] = {}
+    places = [place for place in environments(workloads) if unavailable(place[1]) is None]
+    for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):
+        path = cluster_file(folder, ranks, link)
+        if path.is_file():  # of an earlier run, or edited by hand
+            clusters[ranks, link] = from_mapping(ClusterConfig, load_yaml(path), str(path))
+        else:
+            clusters[ranks, link] = calibrated(folder, ranks, link, suite)
+    document = run_suite(suite, prepared, folder, only, progress)
+    comparisons = list(compare(document["results"], clusters, prepared))
+    write_json(folder / VALIDATION, [asdict(each) for each in comparisons])
+    draw_validation(folder / "predicted.png", comparisons)
+    return comparisons
+
+
+def draw_validation(path: Path, comparisons: Sequence[Comparison]) -> None:
+    """Predicted over measured step times."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 5.5), layout="constrained")
+    axis = figure.subplots()
+    for system in dict.fromkeys(each.system for each in comparisons):
+        of_one = [each for each in comparisons if each.system == system]
+        axis.scatter(
+            [1e3 * each.seconds_measured for each in of_one],
+            [1e3 * each.seconds_predicted for each in of_one],
+            s=22,
+            label=system,
+        )
+    ends = [1e3 * f(each.seconds_measured for each in comparisons) for f in (min, max)]
+    for factor, style in ((1.0, "-"), (1.15, ":"), (1 / 1.15, ":")):
+        axis.plot(ends, [factor * end for end in ends], style, color="#9aa0a6", linewidth=1)
+    axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+    axis.set_title("training steps, and 15 % more and less")
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
