@@ -78,10 +78,18 @@ def cluster_file(folder: Path, ranks: int, link: str) -> Path:
 
 
 def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> ClusterConfig:
-    """Measures a cluster of emulated hosts, where the benchmark's ranks will be."""
+    """Measures a cluster of emulated hosts, where the benchmark's ranks will be.
+
+    What a link is shaped to does not change what machines can do: rates are those of loopback.
+    """
     path = cluster_file(folder, ranks, link)
+    if path.is_file():  # of an earlier run, or edited by hand
+        return from_mapping(ClusterConfig, load_yaml(path), str(path))
     name = f"{ranks} ranks, {link or 'loopback'}"
     command = [sys.executable, "-m", "fusedrec_torchrec.planner.calibrate", "--quiet"]
+    if link:
+        calibrated(folder, ranks, "", suite)
+        command += ["--rates-of", str(cluster_file(folder, ranks, ""))]
     with tempfile.TemporaryDirectory() as scratch, hosts(ranks, link) as places:
         command += ["--store", f"{scratch}/store", "--output", str(path), "--name", name]
         log = Path(scratch) / "errors"
@@ -274,14 +282,10 @@ def validate(
     clusters: dict[tuple[int, str], ClusterConfig] = {}
     places = [place for place in environments(workloads) if unavailable(place[1]) is None]
     for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):
-        path = cluster_file(folder, ranks, link)
-        if path.is_file():  # of an earlier run, or edited by hand
-            clusters[ranks, link] = from_mapping(ClusterConfig, load_yaml(path), str(path))
-        else:
-            clusters[ranks, link] = calibrated(folder, ranks, link, suite)
+        clusters[ranks, link] = calibrated(folder, ranks, link, suite)
     document = run_suite(suite, prepared, folder, only, progress)
     comparisons = list(compare(document["results"], clusters, prepared))
-    write_json(folder / VALIDATION, [asdict(each) for each in comparisons])
+    write_json(folder / VALIDATION, {"comparisons": [asdict(each) for each in comparisons]})
     draw_validation(folder / "predicted.png", comparisons)
     return comparisons
 

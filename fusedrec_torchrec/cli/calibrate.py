@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from fusedrec_torchrec.config import from_mapping, load_yaml
+from fusedrec_torchrec.planner.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import LaunchConfig
 from fusedrec_torchrec.training.launch import launch
 
@@ -25,6 +27,13 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--name", default="measured", help="of the cluster")
     parser.add_argument("--output", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument(
+        "--rates-of",
+        type=Path,
+        default=None,
+        metavar="CLUSTER",
+        help="cluster file of the same machines: takes its rates, and measures links only",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
@@ -35,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     command = ["--output", str(arguments.output), "--name", arguments.name]
     command += ["--device", arguments.device, *(["--quiet"] if arguments.quiet else [])]
+    if arguments.rates_of is not None:
+        from_mapping(ClusterConfig, load_yaml(arguments.rates_of), str(arguments.rates_of))
+        command += ["--rates-of", str(arguments.rates_of)]
     try:
         launch(LaunchConfig(ranks=arguments.ranks), command, "fusedrec_torchrec.planner.calibrate")
     except ChildFailedError as error:

@@ -1,9 +1,9 @@
 """Measures a cluster for the cost model: collectives first, then whole steps.
 
-Links: all-to-alls and all-reduces of several sizes, a latency and a bandwidth through them.  Rates:
-real training steps of fused and stock tables, of shapes that differ in what they stress; what the
-links do not account for is divided among ids, rows, pooling and overhead by least squares, none of
-which may be negative.  So a rate is what the stage takes in a step, not in a loop of its own.
+All-to-alls and all-reduces of several sizes; then training steps of fused and stock tables, of
+shapes that differ in what they stress.  Their time is divided among latency and bytes of links,
+ids, rows, pooling and overhead by least squares, none of which may be negative.  So a rate is what
+the stage takes in a step, not in a loop of its own.
 
 Runs on all ranks of a cluster: ``fusedrec calibrate`` on one machine, ``torchrun -m
 fusedrec_torchrec.planner.calibrate`` on several.
@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
-from fusedrec_torchrec.config import to_yaml
+from fusedrec_torchrec.config import from_mapping, load_yaml, to_yaml
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
@@ -49,13 +49,14 @@ from fusedrec_torchrec.sharding_plan import fused_row_wise
 from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.terminal import print_table
 
-__all__ = ["Measured", "calibrate", "fit_link", "fit_rates", "main"]
+__all__ = ["Measured", "calibrate", "fit", "fit_link", "main"]
 
 COLLECTIVE_SIZES = [1 << n for n in range(12, 25, 2)]  # bytes of a rank
 REPEATS, IN_A_ROW = 7, 4
 LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
+CURVE_WEIGHT = 0.3  # of a size of a collective, to a step
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
 Floats = NDArray[np.float64]
 
@@ -73,6 +74,11 @@ class Shape:
     hot: int = 0
 
 
+LINK_SHAPES = (
+    Shape(batch=256),
+    Shape(batch=1024, dim=128),
+    Shape(pooling=5.0, batch=512, rows=5000),
+)
 HOT_SHAPES = (
     Shape(batch=512, hot=5000),
     Shape(batch=2048, hot=20_000),
@@ -261,60 +267,131 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
     return float(latency) * 1e6, 1 / max(float(per_byte), 1e-15) / GB
 
 
-def fit_rates(cluster: ClusterConfig, measured: Sequence[Measured]) -> RatesConfig:
-    """Rates of one kind of tables, with the links as they are."""
-    unit = RatesConfig(step=0.0, table=0.0, ids=1.0, lookup=1.0, pooling=1.0)
-    columns, rest = [], []
+RATES = ("ids", "lookup", "pooling", "hot")
+
+
+def work_of(step: Step) -> list[float]:
+    """Of a step: itself, its tables, and what limits its parts, in units of the rates."""
+    unit = {"ids": 1e6, "hot": 1e6, "lookup": GB, "pooling": GB}
+    amounts = dict.fromkeys(RATES, 0.0)
+    for part in step.parts:
+        if not part.is_collective:
+            amounts[part.kind] += float(part.amount_W.max()) / unit[part.kind]
+    return [1e-6, step.tables * 1e-6, *amounts.values()]
+
+
+def wire_of(step: Step, local: int) -> list[float]:
+    """Of a step: its collectives, and bytes of the busiest rank in them that leave its node."""
+    away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
+    sent = [float(part.amount_W.max()) for part in step.parts if part.is_collective]
+    return [len(sent) * 1e-6, away * sum(sent) / GB]
+
+
+def fit(
+    cluster: ClusterConfig,
+    curve: Sequence[tuple[float, float]],
+    measured: Sequence[Measured],
+    rates: ClusterConfig | None = None,
+) -> ClusterConfig:
+    """Latency and bandwidth of all-to-alls, and rates of shardings, by least squares over steps.
+
+    What links take in a step counts, which is not what they take in a loop of their own; the curve
+    of the collective alone has a say where steps leave it open.
+
+    Args:
+        cluster: with what is known, such as links within nodes.
+        curve: bytes and seconds of all-to-alls.
+        measured: steps.
+        rates: where rates are known from; None to find them, too.
+    """
+    systems = list(dict.fromkeys(each.step.system for each in measured))
+    local = cluster.local_ranks
+    free = [] if rates is not None else systems
+    matrix, wanted, weights = [], [], []
     for each in measured:
-        wire = sum(p.seconds(cluster, unit) for p in each.step.parts if p.is_collective)
-        work = {"ids": 0.0, "lookup": 0.0, "pooling": 0.0}
-        for part in each.step.parts:
-            if not part.is_collective:
-                work[part.kind] += part.seconds(cluster, unit)
-        columns.append([1e-6, each.step.tables * 1e-6, *work.values()])
-        rest.append(max(each.seconds - wire, 0.02 * each.seconds))
-    weights = 1 / np.array([each.seconds for each in measured])
-    step, table, *seconds = non_negative(np.array(columns), np.array(rest), weights)
-    rates = [1 / max(float(s), 1e-6) for s in seconds]
-    return RatesConfig(
-        step=float(step), table=float(table), ids=rates[0], lookup=rates[1], pooling=rates[2]
+        row, left = wire_of(each.step, local), each.seconds
+        if rates is not None:
+            own = rates.rates(each.step.system)
+            known = zip(RATES, work_of(each.step)[2:], strict=True)
+            left -= each.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
+        for system in free:
+            of_this = each.step.system == system
+            row += work_of(each.step) if of_this else [0.0] * (2 + len(RATES))
+        matrix.append(row)
+        wanted.append(max(left, 0.02 * each.seconds))
+        weights.append(1 / each.seconds)
+    for size, seconds in curve:
+        matrix.append([1e-6, size / GB, *[0.0] * (len(free) * (2 + len(RATES)))])
+        wanted.append(seconds)
+        weights.append(CURVE_WEIGHT / seconds)
+    found = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
+    near = cluster.within_node if local < cluster.ranks else LinkConfig(latency=0.0)
+    link = replace(
+        cluster.between_nodes,
+        latency=max(float(found[0]) - near.latency, 0.0),
+        all_to_all=1 / max(float(found[1]), 1e-6),
     )
-
-
-def fit_hot(cluster: ClusterConfig, measured: Sequence[Measured]) -> float:
-    """Million ids a second that are looked up among hot rows, with all else as it is."""
-    beyond, ids = [], []
-    for each in measured:
-        part = next(part for part in each.step.parts if part.name == "hot_lookup")
-        known = each.step.seconds(cluster) - part.seconds(cluster, cluster.fused)
-        beyond.append(max(each.seconds - known, 1e-9))
-        ids.append(float(part.amount_W.max()) / 1e6)
-    return float(np.median(np.array(ids) / np.array(beyond)))
+    cluster = replace(cluster, between_nodes=link)
+    if local == cluster.ranks:
+        cluster = replace(cluster, within_node=link)
+    if rates is not None:
+        kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
+        return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
+    blocks = found[2:].reshape(len(systems), -1)
+    by_system = {
+        "fused" if system == FUSED else system: RatesConfig(
+            step=float(step),
+            table=float(table),
+            **{n: 1 / max(float(x), 1e-6) for n, x in zip(RATES, rest, strict=True)},
+        )
+        for system, (step, table, *rest) in zip(systems, blocks, strict=True)
+    }
+    stock = by_system.get("table_wise", RatesConfig())
+    return replace(cluster, stock=stock, **by_system)  # type: ignore[arg-type]
 
 
 def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
-    """Least squares without negative solutions: the best of all choices of what is not zero.
+    """Least squares without negative solutions, by Lawson and Hanson's active sets.
 
-    Relative to what is wanted, unless there are other weights.  For a handful of columns.
+    Relative to what is wanted, unless there are other weights.
     """
     weights = 1 / wanted if weights is None else weights
-    scale = np.maximum(np.abs(matrix).max(0), 1e-300)
-    a, b = matrix / scale * weights[:, None], wanted * weights
-    best, least = np.zeros(matrix.shape[1]), float(b @ b)
-    for size in range(1, matrix.shape[1] + 1):
-        for chosen in combinations(range(matrix.shape[1]), size):
-            part = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-            error = float(((a[:, chosen] @ part - b) ** 2).sum())
-            if (part >= 0).all() and error < least:
-                best, least = np.zeros(matrix.shape[1]), error
-                best[list(chosen)] = part
-    return best / scale
+    scale = np.maximum(np.abs(matrix * weights[:, None]).max(0), 1e-300)
+    a, b = matrix * weights[:, None] / scale, wanted * weights
+    x = np.zeros(a.shape[1])
+    free = np.zeros(a.shape[1], bool)
+    for _ in range(10 * a.shape[1]):
+        slope = a.T @ (b - a @ x)
+        if free.all() or slope[~free].max() < 1e-10:
+            break
+        free[np.flatnonzero(~free)[slope[~free].argmax()]] = True
+        while True:
+            best = np.zeros_like(x)
+            best[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            if best[free].min() > 0:
+                break
+            falling = free & (best <= 0)
+            share = (x[falling] / np.maximum(x[falling] - best[falling], 1e-300)).min()
+            x = x + share * (best - x)
+            free &= x > 1e-14
+            x[~free] = 0.0
+            if not free.any():
+                break
+        x = best
+    return x / scale
 
 
 def calibrate(
-    name: str, device: torch.device, progress: bool = True
+    name: str, device: torch.device, progress: bool = True, rates: ClusterConfig | None = None
 ) -> tuple[ClusterConfig, list[Measured]]:
-    """Measures the cluster of all ranks; they all get the same answer."""
+    """Measures the cluster of all ranks; they all get the same answer.
+
+    Args:
+        name: of the cluster.
+        device: of this rank.
+        progress: whether to show a bar.
+        rates: a cluster of the same machines; only links are measured then.
+    """
     ranks = dist.get_world_size()
     local = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
     group = dist.group.WORLD
@@ -333,22 +410,18 @@ def calibrate(
         within_node=_link(within, local),
         between_nodes=_link(everyone, ranks),
     )
-    measured = []
-    todo = [(system, shape) for shape in SHAPES for system in SYSTEMS]
-    todo += [(FUSED, shape) for shape in HOT_SHAPES]
-    for system, shape in tqdm(todo, desc="steps", disable=not progress or dist.get_rank() != 0):
-        measured.append(measure_step(system, shape, device))
-    cold = [each for each in measured if not each.shape.hot]
-    stock = fit_rates(cluster, [each for each in cold if each.step.system != FUSED])
-    rates: dict[str, Any] = {
-        "fused" if system == FUSED else system: fit_rates(
-            cluster, [each for each in cold if each.step.system == system]
-        )
-        for system in SYSTEMS
-    }
-    cluster = replace(cluster, stock=stock, **rates)
-    hot = fit_hot(cluster, [each for each in measured if each.shape.hot])
-    return replace(cluster, fused=replace(cluster.fused, hot=min(hot, 1e6))), measured
+    shapes = SHAPES if rates is None else LINK_SHAPES
+    todo = [(system, shape) for shape in shapes for system in SYSTEMS]
+    todo += [(FUSED, shape) for shape in HOT_SHAPES] if rates is None else []
+    measured = [
+        measure_step(system, shape, device)
+        for system, shape in tqdm(todo, desc="steps", disable=not progress or dist.get_rank() != 0)
+    ]
+    far = [
+        size * (ranks - local if local < ranks else ranks - 1) / ranks for size in COLLECTIVE_SIZES
+    ]
+    curve = list(zip(far, everyone["all_to_all"], strict=True))
+    return fit(cluster, curve, measured, rates), measured
 
 
 def _link(seconds: dict[str, list[float]], ranks: int) -> LinkConfig:
@@ -403,6 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--name", default="measured")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rates-of", type=Path, help="cluster file of the same machines")
     parser.add_argument("--store", help="file for the ranks to meet, in place of the environment")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
@@ -417,7 +491,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
-    cluster, measured = calibrate(given.name, device, not given.quiet)
+    rates = None
+    if given.rates_of is not None:
+        rates = from_mapping(ClusterConfig, load_yaml(given.rates_of), str(given.rates_of))
+    cluster, measured = calibrate(given.name, device, not given.quiet, rates)
     if dist.get_rank() == 0:
         given.output.write_text(to_yaml(cluster))
         report(cluster, measured)

@@ -24,6 +24,7 @@ from torchrec.distributed.planner.types import (
 
 from fusedrec_torchrec.exchange.lookup import optimizer_of
 from fusedrec_torchrec.planner.enumerator import is_fused
+from fusedrec_torchrec.planner.memory import BATCH_BYTES_PER_ID
 from fusedrec_torchrec.planner.workload import TableWorkload
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
@@ -31,9 +32,6 @@ __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
 STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
 ID_BYTES = 4  # on the wire
 ROW_ELEMENT_BYTES = 4  # rows are looked up, travel and pool as float32 unless told otherwise
-# Per id of a batch on the requester: the id (8), its key (4), sorted key and order (4 + 8), rank
-# and inverse (4 + 4), row number before and after ordering by bag (4 + 4).
-BATCH_BYTES_PER_ID = 40
 
 # Of each optimizer, how many states it keeps per element of a row, and how many per row.
 STATES: dict[EmbOptimType, tuple[int, int]] = {

@@ -1,5 +1,8 @@
 """Calibration: known rates are found again, and a real cluster gets a file."""
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,9 @@ from hypothesis import strategies as st
 from fusedrec_torchrec.config import from_mapping, to_yaml
 from fusedrec_torchrec.planner import calibrate as module
 from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.calibrate import Measured, Shape, fit_link, fit_rates, non_negative
+from fusedrec_torchrec.planner.calibrate import Measured, Shape, fit, fit_link, non_negative
 from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import fused_step, stock_step
+from fusedrec_torchrec.planner.cost import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.table_load import TableLoad
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
@@ -44,35 +47,81 @@ def test_least_squares_without_negative_solutions(
     assert error < 1e-2
 
 
-def test_rates_are_found_again() -> None:
-    cluster = ClusterConfig(
+def known_cluster() -> ClusterConfig:
+    return ClusterConfig(
         ranks=4,
         within_node=LinkConfig(all_to_all=3.0, latency=40.0),
-        fused=RatesConfig(step=700.0, table=3.0, ids=20.0, lookup=4.0, pooling=6.0),
-        stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0),
+        between_nodes=LinkConfig(all_to_all=3.0, latency=40.0),
+        fused=RatesConfig(step=700.0, table=3.0, ids=20.0, lookup=4.0, pooling=6.0, hot=50.0),
+        stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0, hot=1e6),
     )
-    measured: dict[str, list[Measured]] = {"fused": [], "stock": []}
-    for shape in module.SHAPES:
+
+
+def steps_of(cluster: ClusterConfig, shapes: Sequence[Shape]) -> list[Measured]:
+    """As long as the cluster says."""
+    measured = []
+    for shape in shapes:
         classes = RowClasses.zipf(shape.rows, shape.zipf)
         tables = [
             TableLoad(f"t{i}", shape.rows, shape.dim, shape.pooling, classes)
             for i in range(shape.tables)
         ]
-        step = fused_step(tables, shape.batch, 4)
-        measured["fused"].append(Measured(shape, step, step.seconds(cluster)))
-        for system in ("table_wise", "row_wise", "column_wise"):
+        hot = HotUse(np.full(shape.tables, shape.hot // shape.tables)) if shape.hot else None
+        step = fused_step(tables, shape.batch, 4, hot=hot)
+        measured.append(Measured(shape, step, step.seconds(cluster)))
+        for system in () if shape.hot else ("table_wise", "row_wise", "column_wise"):
             step = stock_step(system, tables, shape.batch, 4)
-            measured["stock"].append(Measured(shape, step, step.seconds(cluster)))
-    for kind, steps in measured.items():
-        found = fit_rates(cluster, steps)
-        wanted = getattr(cluster, kind)
+            measured.append(Measured(shape, step, step.seconds(cluster)))
+    return measured
+
+
+def curve_of(cluster: ClusterConfig) -> list[tuple[float, float]]:
+    return [(size, cluster.all_to_all(size)) for size in (1e4, 1e5, 1e6, 1e7)]
+
+
+def test_rates_are_found_again() -> None:
+    cluster = known_cluster()
+    measured = steps_of(cluster, (*module.SHAPES, *module.HOT_SHAPES))
+    found = fit(ClusterConfig(ranks=4), curve_of(cluster), measured)
+    for each in measured:
+        assert each.step.seconds(found) == pytest.approx(each.seconds, rel=0.01)
+    assert found.within_node.all_to_all == pytest.approx(3.0, rel=0.02)
+    for kind in ("fused", "table_wise", "row_wise", "column_wise"):
+        wanted = cluster.fused if kind == "fused" else cluster.stock
         for name in ("step", "table", "ids", "lookup", "pooling"):
-            assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=0.02), name
+            assert getattr(getattr(found, kind), name) == pytest.approx(
+                getattr(wanted, name), rel=0.05
+            ), (kind, name)
+    assert found.fused.hot == pytest.approx(50.0, rel=0.05)
+
+
+def test_links_are_found_with_rates_that_are_known() -> None:
+    machines = known_cluster()
+    slow = LinkConfig(all_to_all=0.1, latency=300.0)
+    cluster = replace(machines, within_node=slow, between_nodes=slow)
+    measured = steps_of(cluster, module.LINK_SHAPES)
+    found = fit(ClusterConfig(ranks=4), curve_of(cluster), measured, rates=machines)
+    assert found.within_node.all_to_all == pytest.approx(0.1, rel=0.02)
+    assert found.within_node.latency == pytest.approx(300.0, rel=0.05)
+    assert (found.fused, found.stock) == (machines.fused, machines.stock)
+
+
+def test_links_between_nodes_are_apart_from_those_within() -> None:
+    near, far = LinkConfig(all_to_all=9.0, latency=20.0), LinkConfig(all_to_all=0.5, latency=200.0)
+    machines = replace(known_cluster(), ranks_per_node=2, within_node=near, between_nodes=far)
+    measured = steps_of(machines, module.SHAPES)
+    begin = replace(ClusterConfig(ranks=4, ranks_per_node=2), within_node=near)
+    curve = [(size * 2 / 3, machines.all_to_all(size)) for size in (1e4, 1e5, 1e6, 1e7)]
+    found = fit(begin, curve, measured)
+    assert found.within_node == near
+    assert found.between_nodes.all_to_all == pytest.approx(0.5, rel=0.02)
+    assert found.between_nodes.latency == pytest.approx(200.0, rel=0.1)
 
 
 def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHAPES", shapes)
+        patch.setattr(module, "HOT_SHAPES", (dataclasses.replace(shapes[-1], hot=60),))
         patch.setattr(module, "COLLECTIVE_SIZES", [1 << 10, 1 << 14])
         patch.setattr(module, "REPEATS", 2)
         cluster, measured = module.calibrate("here", torch.device("cpu"), progress=False)
@@ -86,7 +135,7 @@ def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
         for batch, pooling in ((16, 1.0), (64, 1.0), (64, 3.0))
     )
     first, second = cluster_2.run(calibrated, shapes)
-    assert first == second and first["steps"] == 12
+    assert first == second and first["steps"] == 13
     found = from_mapping(ClusterConfig, yaml.safe_load(first["yaml"]))
     assert (found.name, found.device, found.ranks, found.ranks_per_node) == ("here", "cpu", 2, 2)
     assert found.within_node.latency >= 0 and found.memory > 0.1

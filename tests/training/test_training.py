@@ -14,6 +14,7 @@ from fusedrec_torchrec.planner.plan_file import read_plan
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
+from fusedrec_torchrec.training.main import open_checked
 from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
 from tests.training.runs import CPU, small, train, whole_state
@@ -263,3 +264,61 @@ def test_a_loss_that_is_no_number_stops_all_ranks(cluster_2: Cluster, tmp_path: 
     for text in cluster_2.run(error_of_nan, data):
         assert "the training loss is nan at step" in text
         assert "optimizer.dense.learning_rate" in text
+
+
+PLAN = """\
+version: 1
+ranks: 2
+ranks_per_node: 2
+input_dist: exact_counts
+tables:
+  a: {rows: 50, columns: 8, sharding: fused_row_wise, rows_per_rank: "9, 41"}
+  b: {rows: 3000, columns: 8, sharding: fused_row_wise, rows_per_rank: "3000, 0"}
+  c: {rows: 400, columns: 8, sharding: table_wise, ranks: [1], rows_per_rank: 400}
+"""
+
+
+def test_a_plan_file_is_trained_with(cluster_2: Cluster, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+    usual = cluster_2.run(train, small(tmp_path / "usual"))[0]["result"]
+    planned = cluster_2.run(train, small(tmp_path / "planned", plan=str(plan)))
+    assert planned[0]["result"]["auc"] == pytest.approx(usual["auc"], abs=1e-5)
+    # Each rank has what the plan gives it.
+    for rank, (of_a, of_b) in enumerate(((9, 3000), (41, 0))):
+        parts = {
+            key.rpartition("embedding_bags.")[2]: value.shape[0]
+            for key, value in planned[rank]["state"].items()
+            if "embedding_bags." in key and key.startswith("model")
+        }
+        rows = {name.split(".")[0]: count for name, count in parts.items()}
+        assert rows["a"] == of_a and rows.get("b", 0) == of_b
+    again, _ = read_plan(tmp_path / "planned" / "plan.yaml")
+    assert again == read_plan(plan)[0]
+    last = log(tmp_path / "planned")[-1]
+    assert last["step"] == 24
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("ranks: 2\n", "ranks: 4\n", "is a plan for 4 ranks, here are 2"),
+        ("  a:", "  x:", "plans table 'x', which the model does not have"),
+        ("columns: 8", "columns: 16", "with 50 x 16, the model's has 50 x 8"),
+    ],
+)
+def test_a_plan_for_something_else_is_refused_before_ranks_start(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.replace(old, new, 1))
+    config = from_mapping(TrainConfig, small(tmp_path, plan=str(plan)))
+    with pytest.raises(ValueError, match=problem):
+        open_checked(config, 2, progress=False)
+
+
+def test_a_plan_and_other_shardings_contradict(tmp_path: Path) -> None:
+    for name, value in (("type", "row_wise"), ("hot", {"sync_every": 2})):
+        data = small(tmp_path, plan="plan.yaml", sharding={name: value})
+        with pytest.raises(ValueError, match=f"sharding.{name} and plan are both set"):
+            from_mapping(TrainConfig, data)

@@ -1,0 +1,123 @@
+"""Writes the figures of docs/planner.md and docs/scaling.md.
+
+    python benchmarks/planner_docs.py
+
+Predictions and measurements are in benchmarks/results/planner, from `make planner`; scaling is
+computed here, by the simulator.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranks import write_into
+
+from fusedrec_torchrec.bench.report import Table
+from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, behind, verdict
+from fusedrec_torchrec.planner.config import load_planning
+from fusedrec_torchrec.planner.scaling_plot import draw_scaling
+from fusedrec_torchrec.planner.simulate import Point, simulate
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks" / "results" / "planner"
+FIGURES = ROOT / "docs" / "figures"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A figure of docs/scaling.md."""
+
+    name: str
+    config: str
+    ranks: tuple[int, ...]
+    overrides: tuple[str, ...] = ()
+
+
+SCENARIOS = (
+    Scenario(
+        "fusedrec",
+        "large_dlrm.yaml",
+        (8, 16, 32, 64, 128),
+        ("cluster=../clusters/a100_infiniband.yaml", "dense.milliseconds=8"),
+    ),
+    Scenario(
+        "groups",
+        "large_dlrm.yaml",
+        (8, 64, 128, 256, 512, 1024, 2048, 4096),
+        ("dense.milliseconds=8", "dense.gradients_mb=40"),
+    ),
+    Scenario("hot", "criteo_like.yaml", (4, 8, 16, 32)),
+)
+
+
+def validation() -> tuple[str, str]:
+    """What the comparisons say together, and one by one."""
+    found = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
+    comparisons = [Comparison(**each) for each in found]
+    rows: list[tuple[str, ...]] = [
+        (
+            each.workload,
+            each.system,
+            f"{each.bytes_measured / 1024:,.0f}",
+            f"{each.bytes_off:+.1%}",
+            f"{1e3 * each.seconds_measured:.1f}",
+            f"{1e3 * each.seconds_predicted:.1f}",
+            f"{each.seconds_off:+.0%}",
+        )
+        for each in comparisons
+    ]
+    columns = ("workload", "system", "KiB", "predicted", "ms", "predicted ms", "off by")
+    best = Table(
+        "",
+        ("workload", "predicted best", "measured best", "slower by"),
+        [(name, *names, f"{late:.1%}") for name, (*names, late) in behind(comparisons).items()],
+    )
+    together = "\n".join(f"- {line}" for line in verdict(comparisons))
+    return together, f"{Table('', columns, rows).markdown()}\n\n{best.markdown()}"
+
+
+def points_of(scenario: Scenario) -> tuple[list[Point], str]:
+    path = ROOT / "configs" / "planner" / scenario.config
+    overrides = [*scenario.overrides, f"ranks={scenario.ranks[0]}"]
+    planning = load_planning(path, overrides)
+    return list(simulate(planning, scenario.ranks, ["weak"])), planning.cluster.name
+
+
+def scaling(points: list[Point]) -> str:
+    """Throughput of each system on each size, and what a rank does of what it did at first."""
+    systems = list(dict.fromkeys(point.system for point in points))
+    first = {s: next(p for p in points if p.system == s and p.seconds) for s in systems}
+    rows: list[tuple[str, ...]] = []
+    for ranks in dict.fromkeys(point.ranks for point in points):
+        row = [str(ranks)]
+        for system in systems:
+            point = next(p for p in points if (p.system, p.ranks) == (system, ranks))
+            if not point.seconds:
+                row.append("does not fit")
+                continue
+            share = point.throughput / point.ranks
+            share /= first[system].throughput / first[system].ranks
+            row.append(f"{point.throughput / 1e6:.2f} M ({share:.0%})")
+        last = next(p for p in points if (p.system, p.ranks) == (systems[-1], ranks))
+        stock = next(p for p in points if (p.system, p.ranks) == ("TorchRec", ranks))
+        hot = next(p for p in points if (p.system, p.ranks) == ("fused + hot rows", ranks))
+        rows.append((*row, stock.how, hot.how, last.how))
+    columns = ("ranks", *systems, "TorchRec's", "hot rows", "2D")
+    return Table("", columns, rows).markdown()
+
+
+def main() -> None:
+    if (MEASURED / VALIDATION).is_file():
+        together, one_by_one = validation()
+        write_into(ROOT / "docs" / "planner.md", "validation", together)
+        write_into(ROOT / "docs" / "planner.md", "comparisons", one_by_one)
+        shutil.copy(MEASURED / "predicted.png", FIGURES / "planner_validation.png")
+    for scenario in SCENARIOS:
+        points, cluster = points_of(scenario)
+        write_into(ROOT / "docs" / "scaling.md", scenario.name, scaling(points))
+        draw_scaling(FIGURES / f"scaling_{scenario.name}.png", points, cluster)
+
+
+if __name__ == "__main__":
+    main()
