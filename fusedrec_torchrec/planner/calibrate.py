@@ -283,8 +283,20 @@ def work_of(step: Step) -> list[float]:
 def wire_of(step: Step, local: int) -> list[float]:
     """Of a step: its collectives, and bytes of the busiest rank in them that leave its node."""
     away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
-    sent = [float(part.amount_W.max()) for part in step.parts if part.is_collective]
-    return [len(sent) * 1e-6, away * sum(sent) / GB]
+    parts = [part for part in step.parts if part.is_collective]
+    sent = sum(float(part.amount_W.max()) for part in parts if part.kind != "all_reduce")
+    return [len(parts) * 1e-6, away * sent / GB]
+
+
+def reduced(step: Step, cluster: ClusterConfig) -> float:
+    """Seconds of the bytes of a step's all-reduces, whose bandwidth is known."""
+    parts = [part for part in step.parts if part.kind == "all_reduce"]
+    still = replace(
+        cluster,
+        within_node=replace(cluster.within_node, latency=0.0),
+        between_nodes=replace(cluster.between_nodes, latency=0.0),
+    )
+    return sum(part.seconds(still, RatesConfig()) for part in parts)
 
 
 def fit(
@@ -309,7 +321,7 @@ def fit(
     free = [] if rates is not None else systems
     matrix, wanted, weights = [], [], []
     for each in measured:
-        row, left = wire_of(each.step, local), each.seconds
+        row, left = wire_of(each.step, local), each.seconds - reduced(each.step, cluster)
         if rates is not None:
             own = rates.rates(each.step.system)
             known = zip(RATES, work_of(each.step)[2:], strict=True)
