@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format docs figures quality bench performance hot grid \
+.PHONY: help setup demo test test-all check format docs figures quality bench performance hot grid planner \
 	clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make performance  all of docs/performance.md, an hour: make performance DATA=train.txt"
 	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
 	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
+	@echo "make planner   all of docs/planner.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -91,6 +92,13 @@ grid: $(READY)
 	@test -n "$(DATA)" || (echo "make grid DATA=train.txt.gz" && exit 2)
 	$(BIN)/python benchmarks/grid_bytes.py $(DATA) --document docs/2d.md
 	$(BIN)/python benchmarks/grid_quality.py $(DATA) --document docs/2d.md
+
+planner: $(READY)
+	@test -n "$(DATA)" || (echo "make planner DATA=train.txt.gz, as root" && exit 2)
+	$(BIN)/fusedrec bench benchmarks/validate.yaml --validate-planner --data $(DATA) \
+		--output benchmarks/results/planner
+	$(BIN)/python benchmarks/plan_scale.py --document docs/planner.md
+	$(BIN)/python benchmarks/planner_docs.py
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

@@ -7,6 +7,8 @@ from typing import Any
 
 from fusedrec_torchrec.bench.suite import SuiteConfig
 from fusedrec_torchrec.config import options
+from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.planner.config import PlannerConfig
 from fusedrec_torchrec.training.config import TrainConfig
 
 HEAD = """# Configuration
@@ -23,8 +25,23 @@ Every setting of a suite of `fusedrec bench`, such as those in `benchmarks/`.
 """
 
 
+PLAN = """
+# Planner configurations
+
+Every setting of `fusedrec plan` and `fusedrec simulate`, such as `configs/planner/*.yaml`.
+"""
+CLUSTER = """
+# Clusters
+
+Every setting of a cluster file, such as `configs/clusters/*.yaml`.
+"""
+
+
 def document() -> str:
-    lines = [HEAD, *sections(TrainConfig, "the run"), BENCH, *sections(SuiteConfig, "the suite")]
+    lines = [HEAD, *sections(TrainConfig, "the run")]
+    lines += [PLAN, *sections(PlannerConfig, "the plan")]
+    lines += [CLUSTER, *sections(ClusterConfig, "the cluster")]
+    lines += [BENCH, *sections(SuiteConfig, "the suite")]
     text = "\n".join(lines) + "\n"
     return text.replace("\n## ", "\n\n## ").replace("\n\n\n", "\n\n")
 

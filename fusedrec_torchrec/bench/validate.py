@@ -133,10 +133,10 @@ class Predictor:
             self._counted[key] = HotWorkload(config, open_source(config, self._prepared))
         return self._counted[key]
 
-    def tables(self, config: WorkloadConfig) -> list[TableLoad]:
+    def tables(self, config: WorkloadConfig, counted: bool = False) -> list[TableLoad]:
         """What a workload asks of its tables: by its law, or as its data was counted."""
         pooled = config.module == "ebc"
-        if config.data == "zipf":
+        if config.data == "zipf" and not counted:
             law = RowClasses.uniform(config.rows)
             if config.zipf:
                 law = RowClasses.zipf(config.rows, config.zipf)
@@ -161,7 +161,8 @@ class Predictor:
 
     def step(self, system: str, config: WorkloadConfig) -> Step:
         """A step of a system."""
-        tables = self.tables(config)
+        # Which rows are hot was counted; a law does not know the luck of these rows.
+        tables = self.tables(config, counted=system in HOT_SYSTEMS)
         batch, ranks = config.batch_size, config.ranks
         if system == "table_wise":  # to the ranks in turn, as the benchmark places them
             return stock_step(system, tables, batch, ranks, [t % ranks for t in range(len(tables))])

@@ -73,6 +73,11 @@ class Shape:
     zipf: float = 1.1
     hot: int = 0
 
+    @property
+    def outputs(self) -> int:
+        """Numbers of a batch's output."""
+        return self.batch * self.tables * self.dim
+
 
 LINK_SHAPES = (
     Shape(batch=256),
@@ -281,22 +286,15 @@ def work_of(step: Step) -> list[float]:
 
 
 def wire_of(step: Step, local: int) -> list[float]:
-    """Of a step: its collectives, and bytes of the busiest rank in them that leave its node."""
+    """Of a step: collectives, and bytes of the busiest rank in them that leave its node.
+
+    Bytes of collectives that run beside other work come last.
+    """
     away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
-    parts = [part for part in step.parts if part.is_collective]
-    sent = sum(float(part.amount_W.max()) for part in parts if part.kind != "all_reduce")
-    return [len(parts) * 1e-6, away * sent / GB]
-
-
-def reduced(step: Step, cluster: ClusterConfig) -> float:
-    """Seconds of the bytes of a step's all-reduces, whose bandwidth is known."""
-    parts = [part for part in step.parts if part.kind == "all_reduce"]
-    still = replace(
-        cluster,
-        within_node=replace(cluster.within_node, latency=0.0),
-        between_nodes=replace(cluster.between_nodes, latency=0.0),
-    )
-    return sum(part.seconds(still, RatesConfig()) for part in parts)
+    parts = [part for part in step.parts if part.is_collective and not part.can_hide]
+    beside = [part for part in step.parts if part.is_collective and part.can_hide]
+    sent, other = (sum(float(part.amount_W.max()) for part in each) for each in (parts, beside))
+    return [len(parts) * 1e-6, away * sent / GB, away * other / GB]
 
 
 def fit(
@@ -321,7 +319,7 @@ def fit(
     free = [] if rates is not None else systems
     matrix, wanted, weights = [], [], []
     for each in measured:
-        row, left = wire_of(each.step, local), each.seconds - reduced(each.step, cluster)
+        row, left = wire_of(each.step, local), each.seconds
         if rates is not None:
             own = rates.rates(each.step.system)
             known = zip(RATES, work_of(each.step)[2:], strict=True)
@@ -333,7 +331,7 @@ def fit(
         wanted.append(max(left, 0.02 * each.seconds))
         weights.append(1 / each.seconds)
     for size, seconds in curve:
-        matrix.append([1e-6, size / GB, *[0.0] * (len(free) * (2 + len(RATES)))])
+        matrix.append([1e-6, size / GB, 0.0, *[0.0] * (len(free) * (2 + len(RATES)))])
         wanted.append(seconds)
         weights.append(CURVE_WEIGHT / seconds)
     found = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
@@ -343,13 +341,14 @@ def fit(
         latency=max(float(found[0]) - near.latency, 0.0),
         all_to_all=1 / max(float(found[1]), 1e-6),
     )
-    cluster = replace(cluster, between_nodes=link)
+    hidden = min(max(1 - float(found[2]) / max(float(found[1]), 1e-6), 0.0), 1.0)
+    cluster = replace(cluster, between_nodes=link, hidden=hidden)
     if local == cluster.ranks:
         cluster = replace(cluster, within_node=link)
     if rates is not None:
         kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
         return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
-    blocks = found[2:].reshape(len(systems), -1)
+    blocks = found[3:].reshape(len(systems), -1)
     by_system = {
         "fused" if system == FUSED else system: RatesConfig(
             step=float(step),
@@ -424,7 +423,10 @@ def calibrate(
     )
     shapes = SHAPES if rates is None else LINK_SHAPES
     todo = [(system, shape) for shape in shapes for system in SYSTEMS]
-    todo += [(FUSED, shape) for shape in HOT_SHAPES] if rates is None else []
+    todo += [(FUSED, shape) for shape in HOT_SHAPES]
+    # The smallest first: what allocators have learned from large tensors changes the times of
+    # small ones, as it would not in a process of their own.
+    todo.sort(key=lambda each: each[1].outputs)
     measured = [
         measure_step(system, shape, device)
         for system, shape in tqdm(todo, desc="steps", disable=not progress or dist.get_rank() != 0)

@@ -55,9 +55,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     With ``cluster``, a ``ClusterConfig``, its own cost model decides: per table fused or stock,
     ranges of rows, hot rows, groups.  ``search``, a ``SearchConfig``, says what may be decided,
     ``profile`` (an ``AccessProfile``) or ``zipf`` (an exponent) how rows are used; ``decision``
-    then tells what was decided.  If TorchRec's parts are given, too (enumerator, proposer,
-    partitioner, performance model, stats, callbacks), its own search runs with them, on the
-    shardings that were decided.
+    then tells what was decided, on the rank that planned.  If TorchRec's parts are given, too
+    (enumerator, proposer, partitioner, performance model, stats, callbacks), its own search runs
+    with them, on the shardings that were decided.
 
     Example::
 
@@ -250,22 +250,21 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         pg = pg or dist.group.WORLD
         if pg is None:
             raise ValueError("pg is None and there is no default process group; use plan() instead")
-        plan, decision, error = invoke_on_rank_and_broadcast_result(
+        plan, error = invoke_on_rank_and_broadcast_result(
             pg, 0, self._plan_or_error, module, sharders or fused_sharders()
         )
         if error is not None:
             raise error
-        self.decision = decision
         return plan
 
     def _plan_or_error(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
-    ) -> tuple[ShardingPlan | None, Decision | None, Exception | None]:
+    ) -> tuple[ShardingPlan | None, Exception | None]:
         try:
-            return self.plan(module, sharders), self.decision, None
+            return self.plan(module, sharders), None
         except Exception as error:
             # Planner errors carry objects that only exist on this rank: send their text.
-            return None, None, RuntimeError(f"planning failed on rank 0: {error}")
+            return None, RuntimeError(f"planning failed on rank 0: {error}")
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,9 @@ def test_least_squares_without_negative_solutions(
 def known_cluster() -> ClusterConfig:
     return ClusterConfig(
         ranks=4,
-        within_node=LinkConfig(all_to_all=3.0, latency=40.0),
-        between_nodes=LinkConfig(all_to_all=3.0, latency=40.0),
+        hidden=0.5,
+        within_node=LinkConfig(all_to_all=3.0, all_reduce=3.0, latency=40.0),
+        between_nodes=LinkConfig(all_to_all=3.0, all_reduce=3.0, latency=40.0),
         fused=RatesConfig(step=700.0, table=3.0, ids=20.0, lookup=4.0, pooling=6.0, hot=50.0),
         stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0, hot=1e6),
     )
@@ -84,7 +85,7 @@ def test_rates_are_found_again() -> None:
     measured = steps_of(cluster, (*module.SHAPES, *module.HOT_SHAPES))
     found = fit(ClusterConfig(ranks=4), curve_of(cluster), measured)
     for each in measured:
-        assert each.step.seconds(found) == pytest.approx(each.seconds, rel=0.01)
+        assert each.step.seconds(found) == pytest.approx(each.seconds, rel=0.02)
     assert found.within_node.all_to_all == pytest.approx(3.0, rel=0.02)
     for kind in ("fused", "table_wise", "row_wise", "column_wise"):
         wanted = cluster.fused if kind == "fused" else cluster.stock
@@ -92,7 +93,9 @@ def test_rates_are_found_again() -> None:
             assert getattr(getattr(found, kind), name) == pytest.approx(
                 getattr(wanted, name), rel=0.05
             ), (kind, name)
-    assert found.fused.hot == pytest.approx(50.0, rel=0.05)
+    # The latency of a sync that is half hidden goes to its bytes.
+    assert found.hidden == pytest.approx(0.5, abs=0.1)
+    assert found.fused.hot == pytest.approx(50.0, rel=0.15)
 
 
 def test_links_are_found_with_rates_that_are_known() -> None:

@@ -152,7 +152,7 @@ def test_hot_rows_are_near_the_optimum(all_reduce: float, skew: float) -> None:
     tables = [profiled(f"t{t}", random.permutation(counts)) for t in range(2)]
     link = LinkConfig(all_to_all=1.0, all_reduce=all_reduce, latency=1.0)
     cluster = quick(4, within_node=link, fused=RatesConfig(step=0.0, table=0.0, hot=1e6))
-    search = SearchConfig(systems=[FUSED], row_ranges="even", input_dist="single_shot")
+    search = SearchConfig(systems=["fused_row_wise"], row_ranges="even", input_dist="single_shot")
     found = decide(tables, 256, cluster, search)
     flat = [replace(each, places=None) for each in tables]
     best = min(
@@ -171,7 +171,7 @@ def test_some_hot_rows_pay_and_some_do_not() -> None:
     tables = [profiled("a", counts)]
     cheap = LinkConfig(all_to_all=1.0, all_reduce=20.0, latency=1.0)
     rates = RatesConfig(step=0.0, table=0.0, hot=1e6)
-    search = SearchConfig(systems=[FUSED])
+    search = SearchConfig(systems=["fused_row_wise"])
     found = decide(tables, 256, quick(4, within_node=cheap, fused=rates), search)
     assert 0 < len(found.hot["a"]) < 300
     assert set(found.hot["a"]) == set(range(len(found.hot["a"])))  # the most used ones
@@ -231,7 +231,7 @@ def test_rows_are_divided_by_load() -> None:
     """Popular rows at the beginning of a table do not end on one rank."""
     counts = (1e6 / np.arange(1, 20_001)).astype(np.int64)
     tables = [profiled(f"t{t}", counts) for t in range(3)]
-    search = SearchConfig(systems=[FUSED], hot=HotSearchConfig(memory=0.0))
+    search = SearchConfig(systems=["fused_row_wise"], hot=HotSearchConfig(memory=0.0))
     even = decide(tables, BATCH, quick(4), replace(search, row_ranges="even"))
     balanced = decide(tables, BATCH, quick(4), search)
     assert balanced.ranges is not None and balanced.seconds < 0.8 * even.seconds
@@ -245,7 +245,7 @@ def test_rows_are_divided_by_load() -> None:
 
 def test_small_tables_do_not_all_begin_on_the_first_rank() -> None:
     tables = [table(f"t{t}", 3) for t in range(16)]
-    search = SearchConfig(systems=[FUSED])
+    search = SearchConfig(systems=["fused_row_wise"])
     found = decide(tables, BATCH, quick(8), search)
     (step,) = found.steps
     asked = next(part for part in step.parts if part.name == "lookup").amount_W
@@ -257,7 +257,7 @@ def test_balance_gives_way_to_memory() -> None:
     counts[:1000] = 10_000
     load = profiled("t", counts)
     room = 0.6 * load.size / 1e9
-    search = SearchConfig(systems=[FUSED], hot=HotSearchConfig(memory=0.0))
+    search = SearchConfig(systems=["fused_row_wise"], hot=HotSearchConfig(memory=0.0))
     tight = decide([load], 64, quick(2, memory=room), search)
     loose = decide([load], 64, quick(2, memory=10.0), search)
     assert tight.memory_W.max() <= room * 1e9 < loose.memory_W.max()
@@ -321,9 +321,9 @@ def test_rarely_used_tables_go_to_host_memory() -> None:
 def test_settings_that_cannot_be() -> None:
     tables = [table("a"), table("b", dim=62)]
     with pytest.raises(ValueError, match=r"search.tables names 'c', which is no table.* a, b"):
-        decide(tables, BATCH, quick(2), SearchConfig(tables={"c": [FUSED]}))
+        decide(tables, BATCH, quick(2), SearchConfig(tables={"c": ["fused_row_wise"]}))
     with pytest.raises(ValueError, match="'b' may only be fused_row_wise, which it cannot"):
-        decide(tables, BATCH, quick(2), SearchConfig(systems=[FUSED]), unfit=["b"])
+        decide(tables, BATCH, quick(2), SearchConfig(systems=["fused_row_wise"]), unfit=["b"])
     with pytest.raises(ValueError, match="'b' with 62 columns cannot be column_wise on 2 ranks"):
         decide(tables, BATCH, quick(2), SearchConfig(tables={"b": ["column_wise"]}))
     with pytest.raises(ValueError, match="has 3, must divide the cluster's 4 ranks"):
@@ -356,5 +356,7 @@ def test_a_thousand_tables_on_4096_ranks() -> None:
     cluster = quick(4096, ranks_per_node=8, memory=80.0)
     found = decide(tables, BATCH, cluster)
     assert len(found.systems) == 1000 and found.memory_W.shape == (4096,)
-    even = decide(tables, BATCH, cluster, SearchConfig(systems=[FUSED], row_ranges="even"))
+    even = decide(
+        tables, BATCH, cluster, SearchConfig(systems=["fused_row_wise"], row_ranges="even")
+    )
     assert found.seconds <= even.seconds
