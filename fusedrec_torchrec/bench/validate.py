@@ -146,18 +146,17 @@ class Predictor:
             ]
         profile = self._hot(config).profile
         rows = profile.table_rows
-        return [
-            TableLoad(
-                name,
-                count,
-                dim,
-                profile.accesses[name] / profile.samples,
-                RowClasses.counted(profile, name),
-                places=RowPlaces.counted(profile, name),
-                pooled=pooled,
+        tables = []
+        for (name, count), dim in zip(rows.items(), dims_of(config, len(rows)), strict=True):
+            accesses = profile.accesses[name]
+            pooling = accesses / profile.samples
+            ids = config.batch_size * pooling
+            classes = RowClasses.counted(profile, name).drawn_once(ids, accesses)
+            places = RowPlaces.counted(profile, name).drawn_once(ids, accesses)
+            tables.append(
+                TableLoad(name, count, dim, pooling, classes, pooled=pooled, places=places)
             )
-            for (name, count), dim in zip(rows.items(), dims_of(config, len(rows)), strict=True)
-        ]
+        return tables
 
     def step(self, system: str, config: WorkloadConfig) -> Step:
         """A step of a system."""

@@ -99,6 +99,14 @@ class RowClasses:
         keep = left > 0
         return RowClasses(left[keep], self.shares_C[keep])
 
+    def drawn_once(self, ids: float, accesses: int) -> "RowClasses":
+        """For batches of ``ids`` that are parts of data with ``accesses`` in all.
+
+        An epoch draws every access once, so a row that the data has c times is missing in a batch
+        with probability (1 - ids / accesses)^c.  Only small data can tell the difference.
+        """
+        return RowClasses(self.rows_C, _drawn_once(self.shares_C, ids, accesses))
+
     def coverage(self, hot: float) -> float:
         """Share of the accesses that the ``hot`` most used rows take."""
         left = self.without(hot)
@@ -132,6 +140,12 @@ class RowPlaces:
         ids = profile.ids[table][order]
         rest = max(1.0 - float(shares.sum()), 0.0) / max(rows - len(ids), 1)
         return RowPlaces(rows, ids, shares, rest)
+
+    def drawn_once(self, ids: float, accesses: int) -> "RowPlaces":
+        """As of ``RowClasses``."""
+        shares = _drawn_once(self.shares_R, ids, accesses)
+        rest = float(_drawn_once(np.array([self.rest]), ids, accesses)[0])
+        return RowPlaces(self.rows, self.ids_R, shares, rest)
 
     def without(self, hot: NDArray[np.int64]) -> "RowPlaces":
         """Without rows that are not asked of their owners."""
@@ -174,6 +188,12 @@ def _knots(places: RowPlaces, ids: float) -> tuple[NDArray[np.int64], Floats]:
 def _met(shares: Floats, ids: float) -> Floats:
     """Probability that ``ids`` accesses meet a row."""
     return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
+
+
+def _drawn_once(shares: Floats, ids: float, accesses: int) -> Floats:
+    """Shares that, drawn with replacement, meet rows as often as theirs do without."""
+    part = min(ids / max(accesses, 1), 1 - 1e-12)
+    return np.asarray(-np.expm1(shares * accesses / max(ids, 1e-300) * np.log1p(-part)))
 
 
 def _adjusted(profile: AccessProfile, values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:

@@ -13,7 +13,8 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from numpy.typing import NDArray
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -41,24 +41,24 @@ from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost import HotUse, Step, fused_step, stock_step
+from fusedrec_torchrec.planner.fit import Timed, fit, fit_link
+from fusedrec_torchrec.planner.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.table_load import TableLoad
 from fusedrec_torchrec.sharders import FusedEmbeddingBagCollectionSharder
 from fusedrec_torchrec.sharding_plan import fused_row_wise
 from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.terminal import print_table
 
-__all__ = ["Measured", "calibrate", "fit", "fit_link", "main"]
+__all__ = ["Measured", "Shape", "calibrate", "main", "report"]
 
 COLLECTIVE_SIZES = [1 << n for n in range(12, 25, 2)]  # bytes of a rank
 REPEATS, IN_A_ROW = 7, 4
 LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
-CURVE_WEIGHT = 0.3  # of a size of a collective, to a step
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Shape:
     pooling: float = 1.0
     zipf: float = 1.1
     hot: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return [f"t{i}" for i in range(self.tables)]
 
     @property
     def outputs(self) -> int:
@@ -104,12 +109,10 @@ SHAPES = (
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A step as the cost model sees it, and how long it took."""
+class Measured(Timed):
+    """A step of a shape."""
 
     shape: Shape
-    step: Step
-    seconds: float
 
 
 # ---------------------------------------------------------------- what is measured
@@ -161,23 +164,27 @@ def collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, lis
     return found
 
 
-def measure_step(system: str, shape: Shape, device: torch.device) -> Measured:
-    """A training step of a system."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    names = [f"t{i}" for i in range(shape.tables)]
+def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
+    """Data of a shape, and its hot rows."""
     source = SyntheticData(
         [
             SyntheticTable(name=name, rows=shape.rows, zipf=shape.zipf, pooling=shape.pooling)
-            for name in names
+            for name in shape.names
         ],
         dense_features=1,
         samples=BATCHES * ranks * shape.batch,
     )
-    hot_set = None
-    if shape.hot:
-        profile = sample_profile(source, 1.0, COUNTERS, progress=False)
-        hot_set = HotSet.most_used(profile, shape.hot)
-    model = _model(system, shape, names, device, hot_set)
+    if not shape.hot:
+        return source, None
+    profile = sample_profile(source, 1.0, COUNTERS, progress=False)
+    return source, HotSet.most_used(profile, shape.hot)
+
+
+def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
+    """Of a training step; must be called on all ranks."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    source, hot_set = source_of(shape, ranks)
+    model = _model(system, shape, device, hot_set)
     batches = []
     for number in range(BATCHES):
         start = (number * ranks + rank) * shape.batch
@@ -195,31 +202,31 @@ def measure_step(system: str, shape: Shape, device: torch.device) -> Measured:
 
     def step() -> None:
         values, lengths = next(turn)  # nothing computed from it yet, as of a data loader
-        batch = KeyedJaggedTensor(keys=names, values=values, lengths=lengths, stride=shape.batch)
+        batch = KeyedJaggedTensor(
+            keys=shape.names, values=values, lengths=lengths, stride=shape.batch
+        )
         model(batch).values().backward(gradient)
 
-    seconds = seconds_of(step, device)
+    return seconds_of(step, device)
+
+
+def predicted(system: str, shape: Shape, ranks: int) -> Step:
+    """The same as the cost model sees it."""
     classes = RowClasses.zipf(shape.rows, shape.zipf)
-    loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in names]
+    loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in shape.names]
+    if system != FUSED:
+        return stock_step(system, loads, shape.batch, ranks)
+    _, hot_set = source_of(shape, ranks)
     hot = None
     if hot_set is not None:
-        hot = HotUse(np.array([len(hot_set.ids[name]) for name in names]))
-    predicted = (
-        fused_step(loads, shape.batch, ranks, hot=hot)
-        if system == FUSED
-        else stock_step(system, loads, shape.batch, ranks)
-    )
-    return Measured(shape, predicted, seconds)
+        hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
+    return fused_step(loads, shape.batch, ranks, hot=hot)
 
 
 def _model(
-    system: str,
-    shape: Shape,
-    names: list[str],
-    device: torch.device,
-    hot_set: HotSet | None,
+    system: str, shape: Shape, device: torch.device, hot_set: HotSet | None
 ) -> DistributedModelParallel:
-    ranks = dist.get_world_size()
+    ranks, names = dist.get_world_size(), shape.names
     module = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -259,181 +266,55 @@ def _model(
     )
 
 
-# ---------------------------------------------------------------- what follows from it
-
-
-def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Latency in microseconds and bandwidth in GB/s of a line through the measurements.
-
-    Relative errors count, so that small messages do, too.
-    """
-    size, time_ = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
-    latency, per_byte = non_negative(np.stack([np.ones_like(size), size], 1), time_)
-    return float(latency) * 1e6, 1 / max(float(per_byte), 1e-15) / GB
-
-
-RATES = ("ids", "lookup", "pooling", "hot")
-
-
-def work_of(step: Step) -> list[float]:
-    """Of a step: itself, its tables, and what limits its parts, in units of the rates."""
-    unit = {"ids": 1e6, "hot": 1e6, "lookup": GB, "pooling": GB}
-    amounts = dict.fromkeys(RATES, 0.0)
-    for part in step.parts:
-        if not part.is_collective:
-            amounts[part.kind] += float(part.amount_W.max()) / unit[part.kind]
-    return [1e-6, step.tables * 1e-6, *amounts.values()]
-
-
-def wire_of(step: Step, local: int) -> list[float]:
-    """Of a step: collectives, and bytes of the busiest rank in them that leave its node.
-
-    Bytes of collectives that run beside other work come last.
-    """
-    away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
-    parts = [part for part in step.parts if part.is_collective and not part.can_hide]
-    beside = [part for part in step.parts if part.is_collective and part.can_hide]
-    sent, other = (sum(float(part.amount_W.max()) for part in each) for each in (parts, beside))
-    return [len(parts) * 1e-6, away * sent / GB, away * other / GB]
-
-
-def fit(
-    cluster: ClusterConfig,
-    curve: Sequence[tuple[float, float]],
-    measured: Sequence[Measured],
-    rates: ClusterConfig | None = None,
-) -> ClusterConfig:
-    """Latency and bandwidth of all-to-alls, and rates of shardings, by least squares over steps.
-
-    What links take in a step counts, which is not what they take in a loop of their own; the curve
-    of the collective alone has a say where steps leave it open.
-
-    Args:
-        cluster: with what is known, such as links within nodes.
-        curve: bytes and seconds of all-to-alls.
-        measured: steps.
-        rates: where rates are known from; None to find them, too.
-    """
-    systems = list(dict.fromkeys(each.step.system for each in measured))
-    local = cluster.local_ranks
-    free = [] if rates is not None else systems
-    matrix, wanted, weights = [], [], []
-    for each in measured:
-        row, left = wire_of(each.step, local), each.seconds
-        if rates is not None:
-            own = rates.rates(each.step.system)
-            known = zip(RATES, work_of(each.step)[2:], strict=True)
-            left -= each.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
-        for system in free:
-            of_this = each.step.system == system
-            row += work_of(each.step) if of_this else [0.0] * (2 + len(RATES))
-        matrix.append(row)
-        wanted.append(max(left, 0.02 * each.seconds))
-        weights.append(1 / each.seconds)
-    for size, seconds in curve:
-        matrix.append([1e-6, size / GB, 0.0, *[0.0] * (len(free) * (2 + len(RATES)))])
-        wanted.append(seconds)
-        weights.append(CURVE_WEIGHT / seconds)
-    found = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
-    near = cluster.within_node if local < cluster.ranks else LinkConfig(latency=0.0)
-    link = replace(
-        cluster.between_nodes,
-        latency=max(float(found[0]) - near.latency, 0.0),
-        all_to_all=1 / max(float(found[1]), 1e-6),
-    )
-    hidden = min(max(1 - float(found[2]) / max(float(found[1]), 1e-6), 0.0), 1.0)
-    cluster = replace(cluster, between_nodes=link, hidden=hidden)
-    if local == cluster.ranks:
-        cluster = replace(cluster, within_node=link)
-    if rates is not None:
-        kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
-        return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
-    blocks = found[3:].reshape(len(systems), -1)
-    by_system = {
-        "fused" if system == FUSED else system: RatesConfig(
-            step=float(step),
-            table=float(table),
-            **{n: 1 / max(float(x), 1e-6) for n, x in zip(RATES, rest, strict=True)},
-        )
-        for system, (step, table, *rest) in zip(systems, blocks, strict=True)
-    }
-    stock = by_system.get("table_wise", RatesConfig())
-    return replace(cluster, stock=stock, **by_system)  # type: ignore[arg-type]
-
-
-def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
-    """Least squares without negative solutions, by Lawson and Hanson's active sets.
-
-    Relative to what is wanted, unless there are other weights.
-    """
-    weights = 1 / wanted if weights is None else weights
-    scale = np.maximum(np.abs(matrix * weights[:, None]).max(0), 1e-300)
-    a, b = matrix * weights[:, None] / scale, wanted * weights
-    x = np.zeros(a.shape[1])
-    free = np.zeros(a.shape[1], bool)
-    for _ in range(10 * a.shape[1]):
-        slope = a.T @ (b - a @ x)
-        if free.all() or slope[~free].max() < 1e-10:
-            break
-        free[np.flatnonzero(~free)[slope[~free].argmax()]] = True
-        while True:
-            best = np.zeros_like(x)
-            best[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-            if best[free].min() > 0:
-                break
-            falling = free & (best <= 0)
-            share = (x[falling] / np.maximum(x[falling] - best[falling], 1e-300)).min()
-            x = x + share * (best - x)
-            free &= x > 1e-14
-            x[~free] = 0.0
-            if not free.any():
-                break
-        x = best
-    return x / scale
+def both_links(device: torch.device, local: int) -> list[dict[str, list[float]]]:
+    """Collectives among all ranks, and among those of a node."""
+    ranks, group = dist.get_world_size(), dist.group.WORLD
+    assert group is not None
+    everyone = collectives(group, device)
+    if local == ranks:
+        return [everyone, everyone]
+    nodes = [dist.new_group(list(range(n, n + local))) for n in range(0, ranks, local)]
+    return [everyone, collectives(nodes[dist.get_rank() // local], device)]
 
 
 def calibrate(
-    name: str, device: torch.device, progress: bool = True, rates: ClusterConfig | None = None
+    name: str,
+    device: torch.device,
+    ranks: int,
+    run: Callable[[Callable[[], Any]], Any],
+    progress: bool = True,
+    rates: ClusterConfig | None = None,
 ) -> tuple[ClusterConfig, list[Measured]]:
     """Measures the cluster of all ranks; they all get the same answer.
 
     Args:
         name: of the cluster.
         device: of this rank.
+        ranks: of the cluster.
+        run: runs a function in a process group of all ranks.
         progress: whether to show a bar.
         rates: a cluster of the same machines; only links are measured then.
     """
-    ranks = dist.get_world_size()
     local = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
-    group = dist.group.WORLD
-    assert group is not None
-    everyone = collectives(group, device)
-    within = everyone
-    if local < ranks:
-        nodes = [dist.new_group(list(range(n, n + local))) for n in range(0, ranks, local)]
-        within = collectives(nodes[dist.get_rank() // local], device)
+    everyone, within = run(lambda: both_links(device, local))
     cluster = ClusterConfig(
         name=name,
         device="cuda" if device.type == "cuda" else "cpu",
         ranks=ranks,
         ranks_per_node=local,
-        memory=_memory(device, local),
+        memory=run(lambda: _memory(device, local)),
         within_node=_link(within, local),
         between_nodes=_link(everyone, ranks),
     )
     shapes = SHAPES if rates is None else LINK_SHAPES
     todo = [(system, shape) for shape in shapes for system in SYSTEMS]
     todo += [(FUSED, shape) for shape in HOT_SHAPES]
-    # The smallest first: what allocators have learned from large tensors changes the times of
-    # small ones, as it would not in a process of their own.
-    todo.sort(key=lambda each: each[1].outputs)
-    measured = [
-        measure_step(system, shape, device)
-        for system, shape in tqdm(todo, desc="steps", disable=not progress or dist.get_rank() != 0)
-    ]
-    far = [
-        size * (ranks - local if local < ranks else ranks - 1) / ranks for size in COLLECTIVE_SIZES
-    ]
+    measured = []
+    for system, shape in tqdm(todo, desc="steps", disable=not progress):
+        seconds = run(partial(seconds_of_step, system, shape, device))
+        measured.append(Measured(predicted(system, shape, ranks), seconds, shape))
+    away = (ranks - local if local < ranks else ranks - 1) / ranks
+    far = [size * away for size in COLLECTIVE_SIZES]
     curve = list(zip(far, everyone["all_to_all"], strict=True))
     return fit(cluster, curve, measured, rates), measured
 
@@ -495,25 +376,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    if given.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if given.device == "cuda" else "gloo",
-        init_method=None if given.store is None else f"file://{given.store}",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-    )
+    on_cuda = given.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_cuda else torch.device("cpu")
     rates = None
     if given.rates_of is not None:
         rates = from_mapping(ClusterConfig, load_yaml(given.rates_of), str(given.rates_of))
-    cluster, measured = calibrate(given.name, device, not given.quiet, rates)
-    if dist.get_rank() == 0:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    run = FreshProcesses(rank, ranks, "nccl" if on_cuda else "gloo", given.store)
+    progress = rank == 0 and not given.quiet
+    cluster, measured = calibrate(given.name, device, ranks, run, progress, rates)
+    if rank == 0:
         given.output.write_text(to_yaml(cluster))
         report(cluster, measured)
         print(f"cluster: {given.output}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
