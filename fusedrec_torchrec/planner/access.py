@@ -110,7 +110,7 @@ class RowClasses:
     def coverage(self, hot: float) -> float:
         """Share of the accesses that the ``hot`` most used rows take."""
         left = self.without(hot)
-        return 1.0 - float((left.rows_C * left.shares_C).sum())
+        return max(1.0 - float((left.rows_C * left.shares_C).sum()), 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class Prices:
         self._cluster, self._groups, self._batch = cluster, groups, batch
         self.of_use: dict[str, float] = {}
         self.of_tables: dict[str, Floats] = {}
-        nothing = TableLoad("", 1, 4, 0.0, tables[0].classes, state_bytes=0, element_bytes=0)
+        nothing = TableLoad("", 0, 4, 0.0, tables[0].classes, bags=0)
         for system in systems:
             of_table = cluster.rates(system).table * 1e-6
             base = self._step(system, nothing, False).seconds(cluster) - of_table

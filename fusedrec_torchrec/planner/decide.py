@@ -17,7 +17,7 @@ from fusedrec_torchrec.planner.assign import ALL_RANKS, MANY_STARTS, NoRoomError
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
 from fusedrec_torchrec.planner.memory import Placement, buffer_bytes, replica_bytes, table_bytes_W
-from fusedrec_torchrec.planner.replicate import most_used, thresholds
+from fusedrec_torchrec.planner.replicate import finer, most_used, thresholds
 from fusedrec_torchrec.planner.row_ranges import balanced_ranges
 from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.planner.table_load import TableLoad
@@ -435,13 +435,15 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     # How many rows is found with rows spread evenly; where they are comes after.
     spread = tuple(replace(table, places=None) for table in cold.tables)
     best = flat = replace(cold, tables=spread, ranges=None)
-    for threshold in thresholds(tables, cold.batch):
-        hot = most_used(tables, cold.batch, threshold, budget)
-        found = replace(flat, hot=hot, hot_every=search.hot.sync_every)
-        if hot and found.seconds < best.seconds * (1 - WORTH / 10):
-            best = found
-    if best is flat:
-        return cold
+    at, tried = 0.0, thresholds(tables, cold.batch)
+    for refined in (False, True):
+        for threshold in finer(tried, at) if refined else tried:
+            hot = most_used(tables, cold.batch, threshold, budget)
+            found = replace(flat, hot=hot, hot_every=search.hot.sync_every)
+            if hot and found.seconds < best.seconds * (1 - WORTH / 10):
+                best, at = found, threshold
+        if best is flat:
+            return cold
     warm = replace(cold, hot=best.hot, hot_every=search.hot.sync_every)
     if cold.ranges is not None:
         warm = _with_ranges(warm, 0.0)

@@ -43,9 +43,7 @@ class FreshProcesses:
 
     def _connect(self, is_master: bool = False) -> Store:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return TCPStore(
-            host, port, is_master=is_master, timeout=TIMEOUT, wait_for_workers=False
-        )
+        return TCPStore(host, port, is_master=is_master, timeout=TIMEOUT, wait_for_workers=False)
 
     def __call__(self, function: Callable[[], Any]) -> Any:
         """What the function returns, which JSON can hold.

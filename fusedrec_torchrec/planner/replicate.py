@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.memory import HOT_INDEX_BYTES
 from fusedrec_torchrec.planner.table_load import TableLoad
 
-__all__ = ["most_used", "most_used_by_class", "thresholds"]
+__all__ = ["finer", "most_used", "most_used_by_class", "thresholds"]
 
-STEPS = 40
+STEPS, FINER = 40, 16
 RAREST = 1e-4
 
 
@@ -25,6 +25,13 @@ def thresholds(tables: Sequence[TableLoad], batch: int) -> NDArray[np.float64]:
     most = max(float(table.classes.met(table.ids(batch)).max()) for table in tables)
     high = np.geomspace(min(most, 0.5), RAREST, STEPS) if most > RAREST else np.empty(0)
     return np.concatenate([1 - np.geomspace(1e-4, 0.5, STEPS // 4), high])
+
+
+def finer(tried: NDArray[np.float64], best: float) -> NDArray[np.float64]:
+    """More thresholds, around the best one so far."""
+    place = int(np.argmin(np.abs(tried - best)))
+    high, low = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]
+    return np.geomspace(high, low, FINER)
 
 
 def most_used_by_class(

@@ -22,7 +22,7 @@ from fusedrec_torchrec.planner.plan_file import (
     sharding_plan_of,
     write_plan,
 )
-from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
+from fusedrec_torchrec.planner.search_config import GroupsConfig, HotSearchConfig, SearchConfig
 from tests.cluster import Cluster
 from tests.planner.test_planner import FUSED, ROWS, Model, only, types
 
@@ -31,7 +31,8 @@ CLUSTER = ClusterConfig(
     ranks=2,
     ranks_per_node=2,
     memory=1.0,
-    within_node=LinkConfig(all_to_all=1.0, all_reduce=8.0, latency=20.0),
+    hidden=0.8,
+    within_node=LinkConfig(all_to_all=0.02, all_reduce=0.5, latency=5.0),
     fused=RatesConfig(step=100.0, hot=1000.0),
     stock=RatesConfig(step=100.0),
 )
@@ -65,9 +66,13 @@ def test_the_cost_model_decides() -> None:
     assert set(types(plan).values()) == {FUSED}
     assert planner.decision is not None
     table = plan.plan["bags"]["c"]  # type: ignore[index]
+    assert table.hot_rows is not None and ROWS["c"] - 1 in table.hot_rows.ids
+    cold = SearchConfig(hot=HotSearchConfig(memory=0.0))
+    plan = planned(profile=profile(), search=cold).plan(Model(), fr.fused_sharders())
+    table = plan.plan["bags"]["c"]  # type: ignore[index]
+    assert table.hot_rows is None
     sizes = [shard.shard_sizes[0] for shard in table.sharding_spec.shards]
     assert sum(sizes) == ROWS["c"] and sizes[0] > 1.2 * sizes[1]  # popular rows are the last ones
-    assert table.hot_rows is not None and ROWS["c"] - 1 in table.hot_rows.ids
     # Bags of many ids that differ are pooled where the rows are.
     many = {"c": ParameterConstraints(pooling_factors=[300.0])}
     assert types(planned(constraints=many).plan(Model(), fr.fused_sharders()))["c"] != FUSED
@@ -136,7 +141,8 @@ def test_a_profile_of_other_tables() -> None:
 
 def test_storage_is_reserved() -> None:
     size = sum(ROWS.values()) * 16 * 4 / 1e9
-    tight = replace(CLUSTER, memory=0.8 * size)
+    # TorchRec reserves memory of devices, not of hosts.
+    tight = replace(CLUSTER, device="cuda", memory=0.8 * size, host_memory=0.0)
     planned(tight).plan(Model(), fr.fused_sharders())
     with pytest.raises(ValueError, match="does not fit"):
         planned(tight, storage_reservation=FixedPercentageStorageReservation(0.5)).plan(
@@ -151,7 +157,7 @@ def test_torchrecs_own_search_works_on_what_was_decided() -> None:
         seen.extend(f"{option.name} {option.sharding_type}" for option in options)
         return options
 
-    constraints = only(a="table_wise")
+    constraints = only(a="table_wise", c=FUSED)
     planner = planned(
         profile=profile(),
         constraints=constraints,

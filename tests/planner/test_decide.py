@@ -217,7 +217,7 @@ def test_tables_that_stay_out_do_not_pay_twice() -> None:
 
 
 def test_ids_travel_as_is_cheaper() -> None:
-    tables = [table(f"t{t}", 10_000) for t in range(8)]
+    tables = [table(f"t{t}", 10_000, dim=4) for t in range(8)]
     quick_link = LinkConfig(all_to_all=1.0, latency=0.0)
     slow_start = LinkConfig(all_to_all=1.0, latency=1000.0)
     # Slack is bytes, counts of their own are latency.

@@ -14,12 +14,17 @@ from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
-    grid_shard,
+    placement,
     row_wise,
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardMetadata,
+)
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -52,8 +57,27 @@ WAYS: dict[str, Any] = {
     "columns on some": lambda: column_wise(ranks=[3, 1], compute_kernel="fused"),
     "data_parallel": lambda: data_parallel(),
     "table_row_wise": lambda: table_row_wise(host_index=1),
-    "grid": lambda: grid_shard(host_indexes=[0, 1]),
+    "blocks": lambda: blocks,
 }
+
+
+def blocks(*_: Any) -> ParameterSharding:
+    """Rows and columns divided, as in TorchRec's grid shardings."""
+    places = [([row, column], [5, 8]) for column in (0, 8) for row in (0, 5)]
+    return ParameterSharding(
+        sharding_type="grid_shard",
+        compute_kernel="fused",
+        ranks=[0, 1, 2, 3],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(offset, size, placement(DEVICE[0], rank, 2))
+                for rank, (offset, size) in enumerate(places)
+            ]
+        ),
+    )
+
+
+DEVICE = ["cpu"]
 
 
 class Model(nn.Module):
@@ -82,6 +106,7 @@ def plan_with(way: Any, model: Model, device: str = "cpu") -> ShardingPlan:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_written_is_what_is_read(tmp_path: Path, way: str, device: str) -> None:
     model = Model()
+    DEVICE[0] = device
     plan = plan_with(WAYS[way](), model, device)
     file, hot_set = plan_file_of(plan, RANKS, 2, device)
     for table in plan.plan["bags"].values():  # type: ignore[attr-defined]
@@ -198,7 +223,7 @@ def test_other_hot_rows_than_planned(tmp_path: Path) -> None:
 
 def test_differences(tmp_path: Path) -> None:
     first, _ = read_plan(written(tmp_path, GOOD))
-    changed = GOOD.replace("5 x 2", "4, 6").replace(
+    changed = GOOD.replace("5 x 2", "'4, 6'").replace(
         "ranks: 2", "ranks: 2\ninput_dist: exact_counts"
     )
     second, _ = read_plan(written(tmp_path, changed.replace("  c:", "  d:")))
