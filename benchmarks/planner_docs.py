@@ -102,8 +102,9 @@ def scaling(points: list[Point]) -> str:
         last = next(p for p in points if (p.system, p.ranks) == (systems[-1], ranks))
         stock = next(p for p in points if (p.system, p.ranks) == ("TorchRec", ranks))
         hot = next(p for p in points if (p.system, p.ranks) == ("fused + hot rows", ranks))
-        rows.append((*row, stock.how, hot.how, last.how))
-    columns = ("ranks", *systems, "TorchRec's", "hot rows", "2D")
+        alone = next(p for p in points if (p.system, p.ranks) == ("hot rows, no dedup", ranks))
+        rows.append((*row, stock.how, alone.how, hot.how, last.how))
+    columns = ("ranks", *systems, "TorchRec's", "no dedup", "hot rows", "2D")
     return Table("", columns, rows).markdown()
 
 

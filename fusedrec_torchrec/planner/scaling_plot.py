@@ -7,7 +7,9 @@ from fusedrec_torchrec.planner.simulate import SYSTEMS, Point
 
 __all__ = ["draw_scaling"]
 
-COLORS = dict(zip(SYSTEMS, ("#9aa0a6", "#f4b400", "#4285f4", "#db4437", "#ab47bc"), strict=True))
+COLORS = dict(
+    zip(SYSTEMS, ("#9aa0a6", "#0f9d58", "#f4b400", "#4285f4", "#db4437", "#ab47bc"), strict=True)
+)
 
 
 def draw_scaling(path: Path, points: Sequence[Point], title: str) -> None:
@@ -26,6 +28,7 @@ def draw_scaling(path: Path, points: Sequence[Point], title: str) -> None:
             ranks = [point.ranks for point in line]
             base = line[0].throughput / line[0].ranks
             style = {"color": color, "marker": "o", "markersize": 4, "label": system}
+            style["linestyle"] = "--" if system == "fused + hot rows" else "-"  # often on fused
             left.plot(ranks, [point.throughput for point in line], **style)
             right.plot(ranks, [p.throughput / p.ranks / base for p in line], **style)
         left.set(xscale="log", yscale="log", ylabel="samples a second", title=f"{scaling} scaling")

@@ -1,9 +1,10 @@
 """The cost model over many sizes of a cluster: how systems scale, weakly and strongly.
 
 Systems: TorchRec's shardings, the best of table-wise, narrow columns, table-row-wise, row-wise
-and column-wise at each size; dedup table by table, which saves bytes and multiplies messages; the
-fused exchange; with hot rows; in groups (2D).  A step waits for the busiest owner of sampled
-batches, and for the dense part of the model if the configuration has one.
+and column-wise at each size; hot rows without dedup, as in P2RES; dedup table by table, which saves
+bytes and multiplies messages; the fused exchange; with hot rows; in groups (2D).  A step waits for
+the busiest owner of sampled batches, and for the dense part of the model if the configuration has
+one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.cluster import ClusterConfig
 from fusedrec_torchrec.planner.config import Planning
 from fusedrec_torchrec.planner.cost import (
+    STOCK_ID_BYTES,
     HotUse,
     Part,
     Step,
@@ -26,12 +28,19 @@ from fusedrec_torchrec.planner.decide import MB, groups_of
 from fusedrec_torchrec.planner.memory import buffer_bytes, replica_bytes
 from fusedrec_torchrec.planner.replicate import most_used_by_class, thresholds
 from fusedrec_torchrec.planner.straggle import busiest_owner
-from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.planner.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["SYSTEMS", "Point", "simulate"]
 
-SYSTEMS = ("TorchRec", "dedup by table", "fused", "fused + hot rows", "fused + 2D")
+SYSTEMS = (
+    "TorchRec",
+    "hot rows, no dedup",
+    "dedup by table",
+    "fused",
+    "fused + hot rows",
+    "fused + 2D",
+)
 OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
 NARROW = 32  # columns of the narrowest column shards
 GB = 1e9
@@ -177,6 +186,8 @@ class _OneSize:
                 work = next(p for p in step.parts if p.name == "lookup").amount_W
                 busiest = float(work.max() / max(work.mean(), 1e-30))
                 yield _Run(step, "table_row_wise", busiest)
+        elif system == "hot rows, no dedup":
+            yield from self._hot_without_dedup()
         elif system == "dedup by table":
             step = fused_step(tables, batch, ranks, exact_counts=True)
             yield _Run(_table_by_table(step, len(tables)), FUSED, self._busiest(ranks))
@@ -220,6 +231,23 @@ class _OneSize:
             size = replica_bytes(tables, hot) / MB
             yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
 
+    def _hot_without_dedup(self) -> Iterator[_Run]:
+        """As P2RES: rows are replicated or have one owner; ids are not made unique."""
+        tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
+        budget = self._planning.config.search.hot.memory * MB
+        nothing = np.zeros(len(tables), np.int64)
+        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
+        best: tuple[float, Step, NDArray[np.int64]] | None = None
+        for rows_T in (nothing, *(each for each in tried if each.any())):
+            step = _rows_of_all_ids(tables, batch, ranks, rows_T)
+            seconds = step.seconds(self._cluster)
+            if best is None or seconds < best[0]:
+                best = (seconds, step, rows_T)
+        assert best is not None
+        _, step, rows_T = best
+        busiest = self._busiest(ranks, dedup=False, hot_T=rows_T)
+        yield _Run(step, f"{int(rows_T.sum()):,} hot rows", busiest)
+
     def _busiest(
         self, ranks: int, dedup: bool = True, hot_T: NDArray[np.int64] | None = None
     ) -> float:
@@ -246,6 +274,32 @@ def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: 
     within = (local - 1) / local * pooled_W * nodes / max(nodes - 1, 1)
     for name, kind in (("sums", "reduce_scatter"), ("sums_backward", "all_gather")):
         step.parts.append(Part(name, kind, within, local))
+    return step
+
+
+def _rows_of_all_ids(
+    tables: Sequence[TableLoad], batch: int, ranks: int, hot_T: NDArray[np.int64]
+) -> Step:
+    """A row travels for each id that is not hot, and back; hot rows are summed by an all-reduce."""
+    away = (ranks - 1) / ranks
+    ids_T = np.array([table.ids(batch) for table in tables])
+    covered = [t.classes.coverage(float(h)) for t, h in zip(tables, hot_T, strict=True)]
+    cold_T = ids_T * (1 - np.array(covered))
+    dims_T = np.array([table.dim for table in tables])
+    rows = float(cold_T @ dims_T) * NUMBER_BYTES
+    outputs = sum(batch * t.outputs * t.dim * NUMBER_BYTES for t in tables)
+    step = Step("rows of all ids", len(tables), ranks)
+    step.add("permute", "ids", ids_T.sum())
+    step.add("ids", "all_to_all", away * float(cold_T.sum()) * STOCK_ID_BYTES)
+    step.add("lookup", "lookup", rows)
+    step.add("rows", "all_to_all", away * rows)
+    step.add("pooling", "pooling", float(ids_T @ dims_T) * NUMBER_BYTES + outputs)
+    step.add("gradients", "all_to_all", away * rows)
+    step.add("update", "lookup", rows)
+    if hot_T.any():
+        size = float(hot_T @ dims_T) * NUMBER_BYTES
+        sent = np.full(ranks, 2 * away * size)
+        step.parts.append(Part("hot_sync", "all_reduce", sent, ranks, can_hide=True))
     return step
 
 

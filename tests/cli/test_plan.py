@@ -15,6 +15,7 @@ from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.config import from_mapping, load_yaml
 from fusedrec_torchrec.planner.config import PlannerConfig, load_planning, schema
 from fusedrec_torchrec.planner.plan_file import read_plan
+from fusedrec_torchrec.planner.simulate import SYSTEMS
 from tests.cli.command import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -150,7 +151,7 @@ def test_simulate_prints_writes_and_draws(tmp_path: Path, capsys: Capture) -> No
     shown = capsys.readouterr().out
     assert "weak scaling, 512 samples a rank" in shown and "strong scaling" in shown
     points = json.loads((tmp_path / "s.json").read_text())
-    assert len(points) == 2 * 2 * 5
+    assert len(points) == 2 * 2 * len(SYSTEMS)
     assert np.array([point["seconds"] for point in points]).min() > 0
     assert (tmp_path / "s.png").stat().st_size > 10_000
     assert main([*arguments[:3], "--ranks", "64,8"]) == 2

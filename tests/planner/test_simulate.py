@@ -51,6 +51,22 @@ def test_more_freedom_is_never_slower() -> None:
             assert rate(system, size) >= 0.999 * rate("fused", size)
 
 
+def test_hot_rows_pay_without_dedup() -> None:
+    """P2RES: on Criteo-like skew, and the more ranks the more."""
+    path = ROOT / "configs" / "planner" / "criteo_like.yaml"
+    found = {
+        (point.system, point.ranks): point
+        for point in simulate(
+            load_planning(path), [8, 32], ["weak"], ["TorchRec", "hot rows, no dedup", "fused"], 2
+        )
+    }
+    for ranks in (8, 32):
+        stock, hot = found["TorchRec", ranks], found["hot rows, no dedup", ranks]
+        assert hot.throughput > 1.5 * stock.throughput
+        assert int(hot.how.split()[0].replace(",", "")) > 1000
+        assert found["fused", ranks].throughput > hot.throughput  # dedup leaves little to gain
+
+
 def test_torchrec_has_the_choice() -> None:
     hows = {points()["TorchRec", "weak", size].how for size in SIZES}
     assert len(hows) > 1 and hows <= {
