@@ -123,7 +123,8 @@ class Prices:
                     if p.name != "counts"
                 ]
             return with_sync(step, [spread], self._batch, self._groups, even)
-        step = stock_step(system, [spread], self._batch, self.ranks)
+        host &= system != TABLE_WISE  # whole tables stay on devices
+        step = stock_step(system, [spread], self._batch, self.ranks, on_host=[host])
         if system == TABLE_WISE:
             alone = {"lengths", "ids", "lookup", "rows", "gradients", "update"}
             step.parts = [

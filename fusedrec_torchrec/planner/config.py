@@ -156,7 +156,8 @@ def load_planning(path: Path, overrides: Sequence[str] = (), progress: bool = Fa
     else:
         model, poolings, zipf = _tables_model(config)
         batch = config.batch_size or 0
-    loads = table_loads(model, sharders, profile, None if profile else zipf, poolings=poolings)
+    given = {} if profile else poolings  # a profile has counted
+    loads = table_loads(model, sharders, profile, None if profile else zipf, poolings=given)
     return Planning(config, cluster, model, sharders, loads, batch)
 
 

@@ -351,7 +351,7 @@ def with_sync(
     own_W = group_T @ shares_TW
 
     def part(name: str, kind: str, amount_W: Floats, times: float = 1.0) -> Part:
-        return Part(name, kind, amount_W, number, groups.local_replicas, times, can_hide=True)
+        return Part(name, kind, amount_W, number, groups.local_replicas, times)
 
     if groups.sync == "gradients":
         sent_T = group_T * np.array([(t.dim + 1) * NUMBER_BYTES for t in tables])
@@ -379,6 +379,7 @@ def stock_step(
     batch: int,
     ranks: int,
     owner_T: Sequence[int] | None = None,
+    on_host: Sequence[bool] | None = None,
 ) -> Step:
     """A step of a stock sharding, the same for all tables.
 
@@ -388,12 +389,15 @@ def stock_step(
         batch: samples of a rank.
         ranks: over which the tables are sharded.
         owner_T: rank of each table, if table-wise; the next less loaded one if None.
+        on_host: which tables are in host memory.
     """
     assert system in STOCK, system
+    host_T = np.zeros(len(tables), bool) if on_host is None else np.array(on_host, bool)
     ids_T = np.array([table.ids(batch) for table in tables])
     bags_T = np.array([float(batch * table.bags) for table in tables])
     out_T = np.array([batch * table.outputs for table in tables])
     row_bytes_T = np.array([float(table.dim * NUMBER_BYTES) for table in tables])
+    read_T = ids_T * np.array([float(table.dim * table.element_bytes) for table in tables])
     work_T, pooled_T = ids_T * row_bytes_T, out_T * row_bytes_T
     others, pooled = ranks - 1, float(pooled_T.sum())
     is_pooled = all(table.pooled for table in tables)
@@ -404,7 +408,7 @@ def stock_step(
     step.add("outputs", "pooling", written)
     if system == "data_parallel":
         size = sum(table.rows * table.dim * NUMBER_BYTES for table in tables)
-        step.add("lookup", "lookup", work_T.sum())
+        step.add("lookup", "lookup", read_T.sum())
         step.add("gradients", "all_reduce", 2 * others / ranks * size)
         step.add("update", "lookup", 2 * size)
         return step
@@ -415,18 +419,18 @@ def stock_step(
         mine_TW = (np.array(owner_T)[:, None] == np.arange(ranks)).astype(np.float64)
         step.add("lengths", "all_to_all", (bags_T.sum() - bags_T @ mine_TW) * LENGTH_BYTES)
         step.add("ids", "all_to_all", (ids_T.sum() - ids_T @ mine_TW) * STOCK_ID_BYTES)
-        step.add("lookup", "lookup", ranks * (work_T @ mine_TW))
+        _look_up(step, "lookup", ranks * read_T, mine_TW, host_T)
         pooled_W = pooled_T @ mine_TW
         step.add("rows", "all_to_all", others * pooled_W)
         step.add("gradients", "all_to_all", pooled_W.sum() - pooled_W)
-        step.add("update", "lookup", ranks * (work_T @ mine_TW))
+        _look_up(step, "update", ranks * read_T, mine_TW, host_T)
         return step
     step.add("lengths", "all_to_all", others * bags_T.sum() * LENGTH_BYTES)
     if system == "row_wise":
         shares_TW = np.stack([t.access_share(even_ranges(t.rows, ranks)) for t in tables])
         ids_W, work_W = ids_T @ shares_TW, ranks * (work_T @ shares_TW)
         step.add("ids", "all_to_all", (ids_W.sum() - ids_W) * STOCK_ID_BYTES)
-        step.add("lookup", "lookup", work_W)
+        _look_up(step, "lookup", ranks * read_T, shares_TW, host_T)
         if is_pooled:
             step.add("rows", "reduce_scatter", others * pooled)
             step.add("gradients", "all_gather", others * pooled)
@@ -434,13 +438,14 @@ def stock_step(
             sent_W = work_W / ranks
             step.add("rows", "all_to_all", others * sent_W)
             step.add("gradients", "all_to_all", sent_W.sum() - sent_W)
-        step.add("update", "lookup", work_W)
+        _look_up(step, "update", ranks * read_T, shares_TW, host_T)
         return step
     step.add("ids", "all_to_all", others * ids_T.sum() * STOCK_ID_BYTES)
-    step.add("lookup", "lookup", work_T.sum())
+    everywhere_TW = np.ones((len(tables), ranks))
+    _look_up(step, "lookup", read_T, everywhere_TW, host_T)
     step.add("rows", "all_to_all", others / ranks * pooled)
     step.add("gradients", "all_to_all", others / ranks * pooled)
-    step.add("update", "lookup", work_T.sum())
+    _look_up(step, "update", read_T, everywhere_TW, host_T)
     return step
 
 

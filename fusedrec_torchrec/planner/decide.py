@@ -17,7 +17,7 @@ from fusedrec_torchrec.planner.assign import ALL_RANKS, MANY_STARTS, NoRoomError
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
 from fusedrec_torchrec.planner.memory import Placement, buffer_bytes, replica_bytes, table_bytes_W
-from fusedrec_torchrec.planner.replicate import finer, most_used, thresholds
+from fusedrec_torchrec.planner.replicate import Ranking, finer, thresholds
 from fusedrec_torchrec.planner.row_ranges import balanced_ranges
 from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.planner.table_load import TableLoad
@@ -28,6 +28,7 @@ __all__ = ["Decision", "again", "alike", "decide", "groups_of"]
 MB = 1e6
 CANDIDATES = 8  # assignments of which the exact price is looked at
 CLOSE, FINISHED = 1.5, 2  # those close to the best are improved, so many of them in all detail
+RANGES_WORTH = 1e-2  # even ranges are easier to read
 WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
 Hot = Mapping[str, NDArray[np.int64]]
 
@@ -86,6 +87,19 @@ class Decision:
         ids = [self.hot.get(self.tables[t].name, _NONE) for t in self.places_of(FUSED)]
         return HotUse(np.array([len(each) for each in ids]), self.hot_every, ids)
 
+    def fused_step(self, tables: Sequence[TableLoad], hot: HotUse | None) -> Step:
+        """Of the fused tables, with these hot rows."""
+        return fused_step(
+            tables,
+            self.batch,
+            self.groups.size,
+            self.fused_ranges(),
+            exact_counts=self.exact_counts,
+            hot=hot,
+            codecs=self.codecs,
+            on_host=[self.on_host[t] for t in self.places_of(FUSED)],
+        )
+
     @cached_property
     def steps(self) -> list[Step]:
         """One for each sharding that is in use."""
@@ -94,17 +108,8 @@ class Decision:
             places = self.places_of(system)
             tables = [self.tables[t] for t in places]
             if system == FUSED:
+                step = self.fused_step(tables, self.hot_use())
                 ranges = self.fused_ranges()
-                step = fused_step(
-                    tables,
-                    self.batch,
-                    self.groups.size,
-                    ranges,
-                    exact_counts=self.exact_counts,
-                    hot=self.hot_use(),
-                    codecs=self.codecs,
-                    on_host=[self.on_host[t] for t in places],
-                )
                 found.append(with_sync(step, tables, self.batch, self.groups, ranges))
                 continue
             for pooled in (True, False):
@@ -112,7 +117,8 @@ class Decision:
                 if same:
                     loads = [self.tables[t] for t in same]
                     owners = [self.owners[t] for t in same]
-                    step = stock_step(system, loads, self.batch, self.groups.size, owners)
+                    hosted = [self.on_host[t] for t in same]
+                    step = stock_step(system, loads, self.batch, self.groups.size, owners, hosted)
                     whole = [
                         np.where(np.arange(self.groups.size + 1) > owner, table.rows, 0)
                         for table, owner in zip(loads, owners, strict=True)
@@ -275,7 +281,7 @@ def _decide_for(
     layout: str,
 ) -> Decision:
     on_host = _spill(tables, batch, cluster, groups.size)
-    allowed = _possible(allowed, tables, groups)
+    allowed = _possible(allowed, tables, groups, on_host)
     systems = list(dict.fromkeys(s for each in allowed for s in each))
     exact = search.input_dist == "exact_counts"
     prices = Prices(tables, batch, cluster, groups, systems, on_host, exact)
@@ -317,7 +323,7 @@ def _finish(plain: Decision, search: SearchConfig) -> Decision:
         best = _better_ranges(best)
     if plain.groups.number == 1 and search.hot.memory:
         best = _better_hot(best, search)
-    return _better_codecs(best, search)
+    return _better_codecs(_better_mode(best, search), search)
 
 
 def _polish(plain: Decision, allowed: list[list[str]]) -> Decision:
@@ -341,16 +347,21 @@ def _polish(plain: Decision, allowed: list[list[str]]) -> Decision:
 
 
 def _possible(
-    allowed: list[list[str]], tables: Sequence[TableLoad], groups: Groups
+    allowed: list[list[str]],
+    tables: Sequence[TableLoad],
+    groups: Groups,
+    on_host: Sequence[bool],
 ) -> list[list[str]]:
     """Shardings that the ranks of a group can have.
 
-    Columns must be enough for all ranks.  In 2D no table is data-parallel, and gradients are
-    shared of fused tables only.
+    Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
+    2D no table is data-parallel, and gradients are shared of fused tables only.
     """
     left = []
-    for table, given in zip(tables, allowed, strict=True):
+    for table, given, host in zip(tables, allowed, on_host, strict=True):
         can = set(given)
+        if host:
+            can -= {"table_wise", "data_parallel"}
         if table.dim % (4 * groups.size):
             can.discard("column_wise")
         if groups.number > 1:
@@ -360,6 +371,7 @@ def _possible(
             raise NoRoomError(
                 f"table {table.name!r} with {table.dim} columns cannot be "
                 f"{' or '.join(given)} on {groups.size} ranks"
+                + (", in host memory, as devices are full" if host else "")
                 + (f" in groups that sync {groups.sync}" if groups.number > 1 else "")
             )
         left.append([s for s in given if s in can])
@@ -391,11 +403,12 @@ def _spill(
     return on_host
 
 
-def _better_mode(plain: Decision, search: SearchConfig) -> Decision:
+def _better_mode(decision: Decision, search: SearchConfig) -> Decision:
+    """With ids as they travel faster."""
     if search.input_dist != "auto":
-        return plain
-    exact = replace(plain, exact_counts=True)
-    return exact if exact.seconds < plain.seconds * (1 - WORTH) else plain
+        return decision
+    single, exact = (replace(decision, exact_counts=each) for each in (False, True))
+    return exact if exact.seconds < single.seconds * (1 - WORTH) else single
 
 
 def _fits(decision: Decision) -> bool:
@@ -417,7 +430,7 @@ def _better_ranges(plain: Decision) -> Decision:
     """Ranges of equal load, if that pays and fits; else ranges between that and equal length."""
     for evenness in (0.0, 0.5, 0.75):
         balanced = _with_ranges(plain, evenness)
-        if balanced.seconds >= plain.seconds * (1 - WORTH):
+        if balanced.seconds >= plain.seconds * (1 - RANGES_WORTH):
             return plain
         if _fits(balanced):
             return balanced
@@ -428,23 +441,32 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     """Hot rows, if that pays: as many of the most used rows as make the step shortest."""
     places = [t for t in cold.places_of(FUSED) if not cold.on_host[t]]
     tables = [cold.tables[t] for t in places]
-    if not any(table.places is not None for table in tables):
+    ranking = Ranking([t for t in tables if t.can_be_hot], cold.batch)
+    if not len(ranking):
         return cold
     room = cold.cluster.memory * GB - float(cold.memory_W.max())
     budget = min(search.hot.memory * MB, room)
     # How many rows is found with rows spread evenly; where they are comes after.
     spread = tuple(replace(table, places=None) for table in cold.tables)
-    best = flat = replace(cold, tables=spread, ranges=None)
+    flat = replace(cold, tables=spread, ranges=None)
+    fused = [spread[t] for t in cold.places_of(FUSED)]
+    names = [table.name for table in fused]
+
+    def seconds(rows: int) -> float:
+        counts = ranking.counts(rows)
+        hot = HotUse(np.array([counts.get(n, 0) for n in names]), search.hot.sync_every)
+        return flat.fused_step(fused, hot).seconds(cold.cluster)
+
+    least, best = flat.fused_step(fused, None).seconds(cold.cluster), 0
     at, tried = 0.0, thresholds(tables, cold.batch)
     for refined in (False, True):
         for threshold in finer(tried, at) if refined else tried:
-            hot = most_used(tables, cold.batch, threshold, budget)
-            found = replace(flat, hot=hot, hot_every=search.hot.sync_every)
-            if hot and found.seconds < best.seconds * (1 - WORTH / 10):
-                best, at = found, threshold
-        if best is flat:
+            rows = ranking.rows(threshold, budget)
+            if rows and (found := seconds(rows)) < least * (1 - WORTH / 10):
+                least, best, at = found, rows, threshold
+        if not best:
             return cold
-    warm = replace(cold, hot=best.hot, hot_every=search.hot.sync_every)
+    warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)
     if cold.ranges is not None:
         warm = _with_ranges(warm, 0.0)
     return warm if _fits(warm) and warm.seconds < cold.seconds * (1 - WORTH) else cold

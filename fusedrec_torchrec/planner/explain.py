@@ -63,8 +63,15 @@ class Explanation:
         cannot = system == FUSED and table.name in self.unfit
         if system == "column_wise" and table.dim % (4 * self.decision.groups.size):
             cannot = True
+        too_large = table.size > self.decision.cluster.memory * GB
+        if system == "table_wise" and (too_large or self.decision.on_host[t]):
+            cannot = True
         if cannot:
             return None
+        if system == "table_wise" and system not in self.decision.systems:
+            alone = np.zeros((len(self.prices.loads_KT), self.decision.groups.size))
+            alone[:, 0] = self.prices.loads_KT[:, t]  # no other table makes up for it
+            return float(self.prices.of_tables[system][t]) + self.prices.of_whole_tables(alone)
         return float(self.prices.balanced(system)[t])
 
     def _alternatives(self) -> dict[str, Decision]:

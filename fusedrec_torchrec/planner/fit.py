@@ -101,7 +101,9 @@ def fit(
         latency=max(float(found[0]) - near.latency, 0.0),
         all_to_all=1 / max(float(found[1]), 1e-6),
     )
-    hidden = min(max(1 - float(found[2]) / max(float(found[1]), 1e-6), 0.0), 1.0)
+    hidden = 0.0
+    if any(row[2] for row in matrix):  # some step has a sync
+        hidden = min(max(1 - float(found[2]) / max(float(found[1]), 1e-6), 0.0), 1.0)
     cluster = replace(cluster, between_nodes=link, hidden=hidden)
     if local == cluster.ranks:
         cluster = replace(cluster, within_node=link)

@@ -48,7 +48,10 @@ def table_bytes_W(table: TableLoad, placement: Placement, ranks: int) -> Floats:
     if placement.system == "table_wise":
         return np.where(np.arange(ranks) == placement.owner, float(table.size), 0.0)
     if placement.system == "column_wise":
-        return np.full(ranks, table.size / ranks)
+        # Each column shard has its own state of rows.
+        whole = table.state_bytes < table.dim * NUMBER_BYTES
+        state = table.state_bytes * (1 if whole else 1 / ranks)
+        return np.full(ranks, table.rows * (table.dim * table.element_bytes / ranks + state))
     ranges = placement.ranges
     rows_W = np.diff(even_ranges(table.rows, ranks) if ranges is None else ranges)
     return np.asarray(rows_W * float(table.row_bytes))
@@ -62,7 +65,13 @@ def buffer_bytes(table: TableLoad, system: str, batch: int, ranks: int) -> float
         unique = table.unique(batch)
         # Rows that others asked for, rows that were asked for, and the outputs.
         return ids * BATCH_BYTES_PER_ID + 2 * (2 * unique * row + output)
-    partial = output * (ranks if system == "row_wise" and table.pooled else 1)
+    if system == "table_wise":  # its owner has the ids and bags of all ranks
+        return ranks * (ids * STOCK_BYTES_PER_ID + 2 * output) + 2 * output
+    if system == "column_wise":  # every rank has all ids, and some columns of all bags
+        return ranks * ids * STOCK_BYTES_PER_ID + 4 * output
+    if system == "data_parallel":  # and a gradient of the whole table
+        return ids * STOCK_BYTES_PER_ID + 2 * output + table.rows * row
+    partial = output * (ranks if table.pooled else 1)
     return ids * STOCK_BYTES_PER_ID + 2 * (partial + output)
 
 

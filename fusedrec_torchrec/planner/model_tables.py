@@ -23,6 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.exchange.lookup import optimizer_of
 from fusedrec_torchrec.grid.options import GridOptions
+from fusedrec_torchrec.hot.replica import STATES as HOT_OPTIMIZERS
 from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
 from fusedrec_torchrec.planner.decide import Decision
 from fusedrec_torchrec.planner.enumerator import configs_of
@@ -86,6 +87,9 @@ def table_loads(
             features = len(configs[name].feature_names)
             mine = (constraints or {}).get(name)
             pooling = sum((mine and mine.pooling_factors) or [1.0] * features)
+            if profile is not None and not (mine and mine.pooling_factors):
+                profile.check({name: rows})
+                pooling = profile.accesses[name] / max(profile.samples, 1)
             optimizer = optimizer_of(weight, default)
             classes, places = _use(name, rows, profile, zipf, known)
             loads[name] = TableLoad(
@@ -100,6 +104,8 @@ def table_loads(
                 element_bytes=weight.element_size(),
                 state_bytes=sum(optimizer_bytes(optimizer, 1, dim)),
                 kind=f"{path} {weight.dtype} {optimizer}",
+                # FBGEMM rounds fp16 at random on CUDA unless it is told not to.
+                can_be_hot=optimizer in HOT_OPTIMIZERS and weight.element_size() == 4,
             )
     if profile is not None:
         profile.check({name: load.rows for name, load in loads.items()})

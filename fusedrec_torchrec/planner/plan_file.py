@@ -8,7 +8,7 @@ there may be many, are in a file of their own beside it, as ``fusedrec profile -
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,10 @@ __all__ = [
 ]
 
 VERSION = 1
+NOT_WRITTEN = (
+    *("cache_params", "enforce_hbm", "stochastic_rounding"),
+    *("bounds_check_mode", "output_dtype", "key_value_params"),
+)
 RUN = re.compile(r"(\d+)(?: x (\d+))?")
 
 
@@ -72,6 +76,8 @@ class TablePlan:
     """[offsets, sizes] of each shard, if they are neither."""
     hot_rows: int = 0
     """How many rows are replicated on every rank; which ones is in hot_file."""
+    hot_rule: HotRule | None = None
+    """What rows are, if not by their ids."""
 
 
 @section
@@ -191,6 +197,12 @@ def plan_file_of(
 
 
 def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Sequence[int]]:
+    for name in NOT_WRITTEN:
+        if getattr(sharding, name) is not None:
+            raise ValueError(
+                f"the plan sets {name}, {getattr(sharding, name)}, which a plan file has no place "
+                "for; set it in fused_params of the sharders"
+            )
     spec = sharding.sharding_spec
     given: dict[str, Any] = {
         "sharding": sharding.sharding_type,
@@ -199,8 +211,11 @@ def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Seq
     }
     hot: Sequence[int] = ()
     if isinstance(sharding, FusedParameterSharding) and sharding.hot_rows is not None:
-        hot = sharding.hot_rows.ids or ()
+        rule = sharding.hot_rows
+        hot = rule.ids or ()
         given["hot_rows"] = len(hot)
+        if rule.ids is None:
+            given["hot_rule"] = asdict(rule)
     if not isinstance(spec, EnumerableShardingSpec):
         # Replicated on all ranks: the sizes are the model's.
         return TablePlan(rows=0, columns=0, **given), hot
@@ -390,7 +405,7 @@ def _sharding(
     }
     if plan.sharding != FUSED:
         return ParameterSharding(**given)
-    rule = None
+    rule = plan.hot_rule
     if hot_set is not None and len(hot_set.ids.get(name, ())):
         rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
     return FusedParameterSharding(**given, hot_rows=rule, input_dist=file.input_dist)

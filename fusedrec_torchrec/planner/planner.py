@@ -41,6 +41,8 @@ from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["FusedShardingPlanner"]
 
+KNOWN_CONSTRAINTS = ("sharding_types", "pooling_factors", "compute_kernels")
+
 
 class FusedShardingPlanner(EmbeddingShardingPlanner):
     """Plans fused and stock tables together.
@@ -96,6 +98,11 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                     "search.groups.sizes says which groups may be"
                 )
             topology = topology or cluster.topology()
+            if topology.world_size != cluster.ranks:
+                raise ValueError(
+                    f"topology.world_size is {topology.world_size}, must be cluster.ranks, "
+                    f"{cluster.ranks}"
+                )
             given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
             self._torchrec_searches = any(each is not None for each in given)
             self._reserves = storage_reservation is not None
@@ -250,6 +257,12 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         pg = pg or dist.group.WORLD
         if pg is None:
             raise ValueError("pg is None and there is no default process group; use plan() instead")
+        cluster = self._model.cluster
+        if cluster is not None and cluster.ranks != pg.size():
+            raise ValueError(
+                f"cluster.ranks is {cluster.ranks}, must be the ranks of the process group, "
+                f"{pg.size()}"
+            )
         plan, error = invoke_on_rank_and_broadcast_result(
             pg, 0, self._plan_or_error, module, sharders or fused_sharders()
         )
@@ -289,7 +302,23 @@ def _constrained(
         ValueError: they contradict each other, or ask for what has no price.
     """
     tables: dict[str, Any] = dict(search.tables)
+    usual = ParameterConstraints()
     for name, constraint in constraints.items():
+        for field in dataclasses.fields(constraint):
+            is_usual = getattr(constraint, field.name) == getattr(usual, field.name)
+            if field.name not in KNOWN_CONSTRAINTS and not is_usual:
+                raise ValueError(
+                    f"constraints of table {name!r} set {field.name}, which the cost model does "
+                    f"not know; it knows {', '.join(KNOWN_CONSTRAINTS)}.  Without cluster, "
+                    "TorchRec's own search obeys it"
+                )
+        kernels = constraint.compute_kernels
+        if kernels and not {"fused", "dense"} & set(kernels):
+            raise ValueError(
+                f"constraints of table {name!r} ask for compute_kernels {kernels}; the cost model "
+                "takes fused, and host memory where devices are full.  Without cluster, TorchRec's "
+                "own search obeys it"
+            )
         asked = constraint.sharding_types
         if not asked:
             continue

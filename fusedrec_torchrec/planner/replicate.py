@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.memory import HOT_INDEX_BYTES
 from fusedrec_torchrec.planner.table_load import TableLoad
 
-__all__ = ["finer", "most_used", "most_used_by_class", "thresholds"]
+__all__ = ["Ranking", "finer", "most_used_by_class", "thresholds"]
 
 STEPS, FINER = 40, 16
 RAREST = 1e-4
@@ -50,36 +50,51 @@ def most_used_by_class(
     return rows_T if total <= budget else np.zeros_like(rows_T)
 
 
-def most_used(
-    tables: Sequence[TableLoad], batch: int, threshold: float, budget: float
-) -> dict[str, NDArray[np.int64]]:
-    """Rows that are in a batch with at least this probability, as many as fit.
+class Ranking:
+    """Rows of tables that a profile knows, the ones that are in most batches first.
 
     Args:
         tables: whose rows may be hot; those without a profile have none.
         batch: samples of a rank.
-        threshold: the least probability.
-        budget: bytes.
     """
-    names, ids, met, sizes = [], [], [], []
-    for t, table in enumerate(tables):
-        if table.places is None:
-            continue
-        probability = -np.expm1(
-            table.ids(batch) * np.log1p(-np.clip(table.places.shares_R, 0, 1 - 1e-15))
-        )
-        chosen = np.flatnonzero(probability >= threshold)
-        names.append(np.full(len(chosen), t))
-        ids.append(table.places.ids_R[chosen])
-        met.append(probability[chosen])
-        sizes.append(np.full(len(chosen), float(table.row_bytes + HOT_INDEX_BYTES)))
-    if not names or not sum(map(len, ids)):
-        return {}
-    table_R, id_R, met_R, size_R = map(np.concatenate, (names, ids, met, sizes))
-    order = np.lexsort((id_R, table_R, -met_R))
-    fits = int(np.searchsorted(np.cumsum(size_R[order]), budget, side="right"))
-    taken = order[:fits]
-    return {
-        tables[t].name: np.sort(id_R[taken[table_R[taken] == t]])
-        for t in np.unique(table_R[taken]).tolist()
-    }
+
+    def __init__(self, tables: Sequence[TableLoad], batch: int) -> None:
+        self._names = [table.name for table in tables]
+        known = [(t, table) for t, table in enumerate(tables) if table.places is not None]
+        tables_R, ids_R, met_R, sizes_R = [], [], [], []
+        for t, table in known:
+            assert table.places is not None
+            shares = np.clip(table.places.shares_R, 0, 1 - 1e-15)
+            tables_R.append(np.full(len(shares), t))
+            ids_R.append(table.places.ids_R)
+            met_R.append(-np.expm1(table.ids(batch) * np.log1p(-shares)))
+            sizes_R.append(np.full(len(shares), float(table.row_bytes + HOT_INDEX_BYTES)))
+        empty = [np.empty(0)]
+        met = np.concatenate(met_R or empty)
+        self._tables = np.concatenate(tables_R or empty).astype(np.int64)
+        self._ids = np.concatenate(ids_R or empty).astype(np.int64)
+        order = np.lexsort((self._ids, self._tables, -met))
+        self._tables, self._ids = self._tables[order], self._ids[order]
+        self._met = met[order]
+        self._sizes = np.cumsum(np.concatenate(sizes_R or empty)[order])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def rows(self, threshold: float, budget: float) -> int:
+        """How many rows are in a batch with at least this probability, and fit."""
+        likely = int(np.searchsorted(-self._met, -threshold, side="right"))
+        return min(likely, int(np.searchsorted(self._sizes, budget, side="right")))
+
+    def counts(self, rows: int) -> dict[str, int]:
+        """Of the first rows, how many are of each table."""
+        numbers = np.bincount(self._tables[:rows], minlength=len(self._names))
+        return dict(zip(self._names, numbers.tolist(), strict=True))
+
+    def ids(self, rows: int) -> dict[str, NDArray[np.int64]]:
+        """Of the first rows, which are of each table."""
+        order = np.lexsort((self._ids[:rows], self._tables[:rows]))
+        numbers = self.counts(rows)
+        pieces = np.split(self._ids[:rows][order], np.cumsum(list(numbers.values()))[:-1])
+        found = dict(zip(self._names, pieces, strict=True))
+        return {name: ids for name, ids in found.items() if len(ids)}

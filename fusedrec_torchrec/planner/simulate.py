@@ -113,6 +113,7 @@ class _Run:
     how: str
     busiest: float
     groups: int = 1
+    scaled: tuple[str, ...] = OWNER_PARTS  # parts whose busiest rank is that of sampled batches
 
 
 class _OneSize:
@@ -150,7 +151,7 @@ class _OneSize:
         rates = run.step.rates(self._cluster)
         total = run.step.overhead(self._cluster)
         for part in run.step.parts:
-            if part.name in OWNER_PARTS:
+            if part.name in run.scaled:
                 part = replace(part, amount_W=part.amount_W.mean(keepdims=True) * run.busiest)
             total += part.seconds(self._cluster, rates)
         dense = self._planning.config.dense
@@ -173,19 +174,23 @@ class _OneSize:
         if system == "TorchRec":
             narrow = _narrow(tables)
             step = stock_step("row_wise", tables, batch, ranks)
-            yield _Run(step, "row_wise", self._busiest(ranks, dedup=False))
+            # Sums of bags are the same on all ranks, whoever looked rows up.
+            busiest = self._busiest(ranks, dedup=False)
+            yield _Run(step, "row_wise", busiest, scaled=("lookup", "update"))
             if not any(table.dim % (4 * ranks) for table in tables):
-                yield _Run(stock_step("column_wise", tables, batch, ranks), "column_wise", 1.0)
+                step = stock_step("column_wise", tables, batch, ranks)
+                yield _Run(step, "column_wise", 1.0, scaled=())
             for how, whole in (("table_wise", tables), (f"columns of {NARROW}", narrow)):
                 step = stock_step("table_wise", whole, batch, ranks)
                 step.tables = len(tables)
                 work = next(p for p in step.parts if p.name == "lookup").amount_W
-                yield _Run(step, how, float(work.max() / max(work.mean(), 1e-30)))
+                busiest = float(work.max() / max(work.mean(), 1e-30))
+                yield _Run(step, how, busiest, scaled=())  # whole tables are where they are
             if ranks > self._cluster.ranks_per_node:
                 step = _table_row_wise(tables, batch, ranks, self._cluster.ranks_per_node)
                 work = next(p for p in step.parts if p.name == "lookup").amount_W
                 busiest = float(work.max() / max(work.mean(), 1e-30))
-                yield _Run(step, "table_row_wise", busiest)
+                yield _Run(step, "table_row_wise", busiest, scaled=())
         elif system == "hot rows, no dedup":
             yield from self._hot_without_dedup()
         elif system == "dedup by table":

@@ -29,6 +29,7 @@ class TableLoad:
         element_bytes: of a weight.
         state_bytes: of a row's optimizer state.
         kind: tables of one kind make a bucket.
+        can_be_hot: whether the optimizer can keep replicas equal.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TableLoad:
     element_bytes: int = NUMBER_BYTES
     state_bytes: int = NUMBER_BYTES
     kind: str = ""
+    can_be_hot: bool = True
 
     def ids(self, batch: int) -> float:
         return batch * self.pooling

@@ -1,5 +1,7 @@
 """The cost model's bytes, against what benchmarks have counted; its arithmetic, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -8,7 +10,13 @@ from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.run import RESULTS, load_results
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig
-from fusedrec_torchrec.planner.cost import HotUse, fused_step, stock_step
+from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
+from fusedrec_torchrec.planner.memory import (
+    Placement,
+    buffer_bytes,
+    replica_bytes,
+    table_bytes_W,
+)
 from fusedrec_torchrec.planner.table_load import TableLoad, even_ranges
 from tests.cli.command import ROOT
 
@@ -102,6 +110,92 @@ def test_rows_are_split_as_torchrec_splits_them(rows: int, ranks: int) -> None:
     block = -(-rows // ranks)
     assert sizes.sum() == pytest.approx(rows)
     assert sizes.max() == pytest.approx(block)
+
+
+def parts_of(step: Step) -> dict[str, float]:
+    """The busiest rank's amounts."""
+    return {part.name: float(part.amount_W.max()) for part in step.parts}
+
+
+def test_hot_rows_by_hand() -> None:
+    tables = two_tables()
+    step = fused_step(tables, 4, 2, hot=HotUse(np.array([10, 0])), exact_counts=True)
+    parts, unique_b = parts_of(step), 1000 * (1 - 0.999**8)
+    assert parts["hot_lookup"] == 12.0  # all ids are looked for
+    assert parts["rows"] == pytest.approx(unique_b * 64 / 2)  # table a needs no exchange
+    met_a = 10 * (1 - 0.9**4)
+    assert parts["hot_sync"] == pytest.approx(met_a * (8 + 1) * 4)
+    assert parts["pooling_backward"] == 4 * (8 + 16) * 4
+    # Of many ranks, an all-reduce over all hot rows is less.
+    many = fused_step(tables, 4, 64, hot=HotUse(np.array([10, 0])))
+    sync = next(part for part in many.parts if part.name == "hot_sync")
+    assert sync.kind == "all_reduce"
+    assert sync.amount_W[0] == pytest.approx(2 * 63 / 64 * 10 * (8 + 1) * 4)
+
+
+def test_groups_by_hand() -> None:
+    tables = two_tables()
+    step = fused_step(tables, 4, 2)
+    weights = with_sync(step, tables, 4, Groups(2, 3, sync_every=2))
+    used = [10 * (1 - 0.9**16), 1000 * (1 - 0.999**32)]  # by a group in two steps
+    anywhere = [10 * (1 - 0.9**48), 1000 * (1 - 0.999**96)]
+    parts = {part.name: part for part in weights.parts}
+    np.testing.assert_allclose(parts["sync_ids"].amount_W, 2 * sum(used) / 2 * 4 * 1.125)
+    row_bytes = [8 * 4 + 4, 16 * 4 + 4]
+    rows = sum(n * size for n, size in zip(anywhere, row_bytes, strict=True)) / 2
+    np.testing.assert_allclose(parts["sync_rows"].amount_W, 2 * 2 / 3 * rows)
+    assert parts["sync_rows"].times == 0.5 and not parts["sync_rows"].can_hide
+    assert (parts["sync_rows"].ranks, parts["rows"].ranks) == (3, 2)
+    shared = with_sync(step, tables, 4, Groups(2, 3, sync="gradients"))
+    once = [10 * (1 - 0.9**8), 1000 * (1 - 0.999**16)]
+    sent = (once[0] * 9 + once[1] * 17) * 4 / 2
+    assert parts_of(shared)["sync_gradients"] == pytest.approx(2 * sent)
+
+
+@pytest.mark.parametrize("system", ["fused_row_wise", "row_wise", "column_wise", "table_wise"])
+def test_tables_in_host_memory_are_slower(system: str) -> None:
+    tables = two_tables()
+
+    def step(on_host: list[bool]) -> Step:
+        if system == "fused_row_wise":
+            return fused_step(tables, 4, 2, on_host=on_host)
+        return stock_step(system, tables, 4, 2, on_host=on_host)
+
+    device, host = parts_of(step([False, False])), parts_of(step([False, True]))
+    both = host["lookup"] + host["lookup_on_host"]
+    assert host["lookup_on_host"] > 0 and both >= device["lookup"] * 0.999
+    cluster = ClusterConfig(ranks=2, host_lookup=0.001)
+    assert step([False, True]).seconds(cluster) > 1.5 * step([False, False]).seconds(cluster)
+
+
+def test_half_precision_is_half_the_lookup() -> None:
+    whole = two_tables()
+    half = [replace(table, element_bytes=2) for table in whole]
+    for make in (lambda t: fused_step(t, 4, 2), lambda t: stock_step("row_wise", t, 4, 2)):
+        a, b = parts_of(make(whole)), parts_of(make(half))
+        assert b["lookup"] == a["lookup"] / 2 and b["rows"] == a["rows"]
+
+
+def test_memory_by_hand() -> None:
+    a, b = two_tables()
+    on = {
+        name: table_bytes_W(b, Placement(name, 1), 2).tolist()
+        for name in ("fused_row_wise", "table_wise", "column_wise", "data_parallel")
+    }
+    assert on["fused_row_wise"] == [500 * 68, 500 * 68]
+    assert on["table_wise"] == [0, 1000 * 68] and on["data_parallel"] == [1000 * 68] * 2
+    assert on["column_wise"] == [1000 * (8 * 4 + 4)] * 2  # each half has a state of its own
+    ranges = np.array([0, 100, 1000])
+    uneven = table_bytes_W(b, Placement("fused_row_wise", 0, ranges), 2)
+    assert uneven.tolist() == [100 * 68, 900 * 68]
+    output = 4 * 16 * 4
+    unique = b.unique(4)
+    assert buffer_bytes(b, "fused_row_wise", 4, 2) == pytest.approx(
+        8 * 40 + 2 * (2 * unique * 64 + output)
+    )
+    assert buffer_bytes(b, "table_wise", 4, 2) == 2 * (8 * 24 + 2 * output) + 2 * output
+    assert buffer_bytes(b, "row_wise", 4, 2) == 8 * 24 + 2 * (2 * output + output)
+    assert replica_bytes([a, b], HotUse(np.array([3, 5]))) == 3 * (36 + 16) + 5 * (68 + 16)
 
 
 def test_collectives_by_hand() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption, Topology
 from torchrec.distributed.types import ShardingPlan
 
 import fusedrec_torchrec as fr
@@ -115,6 +116,14 @@ def test_constraints_are_torchrecs() -> None:
             "they have nothing in common",
         ),
         ({"cluster": replace(CLUSTER, memory=1e-3)}, "'c' does not fit"),
+        (
+            {"constraints": {"a": ParameterConstraints(min_partition=8)}},
+            "set min_partition, which the cost model does not know",
+        ),
+        (
+            {"constraints": {"a": ParameterConstraints(compute_kernels=["fused_uvm"])}},
+            "ask for compute_kernels .'fused_uvm'.",
+        ),
     ],
 )
 def test_what_cannot_be(settings: dict[str, Any], problem: str) -> None:
@@ -127,6 +136,27 @@ def test_settings_that_need_a_cluster() -> None:
         fr.FusedShardingPlanner(zipf=1.0)
     with pytest.raises(ValueError, match="sharding_group_size and cluster are both given"):
         fr.FusedShardingPlanner(cluster=CLUSTER, sharding_group_size=2)
+
+
+def test_ids_of_a_sample_are_those_of_the_profile() -> None:
+    counted = profile()
+    planner = planned(profile=counted)
+    planner.plan(Model(), fr.fused_sharders())
+    assert planner.decision is not None
+    for table in planner.decision.tables:
+        assert table.pooling == counted.accesses[table.name] / counted.samples
+
+
+def test_rows_are_not_hot_with_optimizers_that_cannot() -> None:
+    params = {"optimizer": EmbOptimType.ADAM}
+    planner = planned(replace(CLUSTER, device="cuda"), profile=profile())
+    planner.plan(Model(), fr.fused_sharders(fused_params=params))
+    assert planner.decision is not None and not planner.decision.hot
+
+
+def test_a_topology_of_another_size() -> None:
+    with pytest.raises(ValueError, match=r"topology.world_size is 4, must be cluster.ranks, 2"):
+        planned(topology=Topology(world_size=4, compute_device="cpu"))
 
 
 def test_a_profile_of_other_tables() -> None:

@@ -264,6 +264,19 @@ def test_balance_gives_way_to_memory() -> None:
     assert loose.seconds <= tight.seconds
 
 
+def test_ids_travel_as_is_cheaper_with_rows_where_they_end_up() -> None:
+    """Uneven load pads messages; once rows are balanced, padding is small."""
+    counts = np.ones(20_000, np.int64)
+    counts[:2000] = 5000
+    load = profiled("t", counts, dim=4)
+    search = SearchConfig(systems=["fused_row_wise"], hot=HotSearchConfig(memory=0.0))
+    for latency in (5.0, 20.0, 50.0, 100.0):
+        cluster = quick(4, within_node=LinkConfig(all_to_all=0.1, latency=latency))
+        found = decide([load], 2048, cluster, search)
+        other = replace(found, exact_counts=not found.exact_counts)
+        assert found.seconds <= other.seconds * 1.0011
+
+
 def test_a_lossy_codec_is_chosen_only_if_it_may() -> None:
     tables = [table(f"t{t}", 10_000) for t in range(4)]
     assert decide(tables, BATCH, quick(2)).codecs == ("fp32", "fp32")
@@ -310,6 +323,9 @@ def test_rarely_used_tables_go_to_host_memory() -> None:
     cluster = quick(4, device="cuda", memory=room, host_memory=100.0, host_lookup=1.0)
     found = decide([rare, often], BATCH, cluster)
     assert found.on_host == (True, False)
+    assert found.systems[0] in (FUSED, "row_wise", "column_wise")  # on all hosts together
+    lookups = [p for s in found.steps for p in s.parts if p.name == "lookup_on_host"]
+    assert lookups and lookups[0].seconds(cluster, cluster.fused) > 0
     assert found.memory_W.max() <= room * 1e9
     with pytest.raises(ValueError, match="does not fit"):
         decide([rare, often], BATCH, replace(cluster, host_memory=0.0))

@@ -30,6 +30,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.planner.plan_diff import differences
 from fusedrec_torchrec.planner.plan_file import (
     PlanFile,
@@ -234,6 +235,17 @@ def test_differences(tmp_path: Path) -> None:
         ("c", "planned", "-"),
         ("d", "-", "planned"),
     ]
+
+
+def test_rules_for_hot_rows_stay_and_what_has_no_place_is_refused(tmp_path: Path) -> None:
+    model = Model()
+    plan = plan_with(fused_row_wise(hot_rows=HotRule(top_k=5)), model)
+    write_plan(tmp_path / "plan.yaml", *plan_file_of(plan, RANKS, 2, "cpu"))
+    read = sharding_plan_of(*read_plan(tmp_path / "plan.yaml"), model, fr.fused_sharders())
+    assert read.plan["bags"]["a"].hot_rows == HotRule(top_k=5)  # type: ignore[index]
+    plan.plan["bags"]["a"].enforce_hbm = True  # type: ignore[index]
+    with pytest.raises(ValueError, match="sets enforce_hbm, True, which a plan file has no place"):
+        plan_file_of(plan, RANKS, 2, "cpu")
 
 
 def test_two_tables_of_one_name_are_refused() -> None:

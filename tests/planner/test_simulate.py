@@ -8,6 +8,7 @@ import pytest
 
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.config import Planning, load_planning
+from fusedrec_torchrec.planner.cost import stock_step
 from fusedrec_torchrec.planner.simulate import Point, simulate
 from fusedrec_torchrec.planner.straggle import busiest_owner
 from fusedrec_torchrec.planner.table_load import TableLoad
@@ -65,6 +66,17 @@ def test_hot_rows_pay_without_dedup() -> None:
         assert hot.throughput > 1.5 * stock.throughput
         assert int(hot.how.split()[0].replace(",", "")) > 1000
         assert found["fused", ranks].throughput > hot.throughput  # dedup leaves little to gain
+
+
+def test_torchrec_is_priced_as_the_planner_prices_it() -> None:
+    """Its busiest rank is in its own amounts; only looking up rows of all ranks has stragglers."""
+    plan = planning()
+    for ranks in (8, 64):
+        point = points()["TorchRec", "weak", ranks]
+        cluster = replace(plan.cluster, ranks=ranks)
+        loads = plan.loads
+        alike = stock_step("table_wise", loads, plan.batch, ranks).seconds(cluster) + 8e-3
+        assert point.seconds is not None and point.seconds <= alike * 1.0001
 
 
 def test_torchrec_has_the_choice() -> None:
