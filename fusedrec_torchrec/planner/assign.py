@@ -23,7 +23,7 @@ from fusedrec_torchrec.planner.cost import (
     stock_step,
     with_sync,
 )
-from fusedrec_torchrec.planner.memory import buffer_bytes
+from fusedrec_torchrec.planner.memory import buffer_bytes, owner_bytes
 from fusedrec_torchrec.planner.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -222,6 +222,7 @@ class _Search:
         self._buffers = {
             s: np.array([buffer_bytes(t, s, batch, self._ranks) for t in tables]) for s in chosen
         }
+        self._of_owner = [owner_bytes(t, batch, self._ranks) for t in tables]
         balanced = {s: prices.balanced(s) for s in chosen}
         self._order = sorted(range(len(tables)), key=lambda t: (-tables[t].size, t))
         for t in self._order:
@@ -233,7 +234,7 @@ class _Search:
                 self._no_room(t, options)
 
     def _no_room(self, t: int, options: Sequence[str]) -> None:
-        need = min(self._bytes(t, s)[0] for s in options)
+        need = min(sum(self._bytes(t, s)) for s in options)
         left = self._room - (self._used_W.max() if FUSED in options else self._used_W.min())
         raise NoRoomError(
             f"table {self._tables[t].name!r} does not fit: with {' or '.join(options)} it needs "
@@ -242,18 +243,21 @@ class _Search:
             "of the cluster, or a smaller table"
         )
 
-    def _bytes(self, t: int, system: str) -> tuple[float, bool]:
-        """Of a table on a rank, and whether on one only."""
+    def _bytes(self, t: int, system: str) -> tuple[float, float]:
+        """Of a table on each rank, and beside that on its owner."""
         table, buffers = self._tables[t], float(self._buffers[system][t])
         if system == TABLE_WISE:
-            return table.size + buffers, True
+            return buffers, table.size + self._of_owner[t]
         whole = table.size if system == "data_parallel" else table.size / self._ranks
-        return whole + buffers, False
+        return whole + buffers, 0.0
 
     def _put(self, t: int, system: str, owner: int | None = None) -> bool:
         """Whether there was room."""
-        size, on_one = self._bytes(t, system)
-        if on_one:
+        on_each, on_owner = self._bytes(t, system)
+        if self._used_W.max() + on_each > self._room:
+            return False
+        if system == TABLE_WISE:
+            size = on_each + on_owner
             if owner is None:
                 fits = self._used_W + size <= self._room
                 if not fits.any():
@@ -262,13 +266,10 @@ class _Search:
                 owner = int(np.where(fits, load, np.inf).argmin())
             elif self._used_W[owner] + size > self._room:
                 return False
-            self._used_W[owner] += size
+            self._used_W[owner] += on_owner
             self._loads_KW[:, owner] += self._prices.loads_KT[:, t]
             self._owner[t] = owner
-        else:
-            if self._used_W.max() + size > self._room:
-                return False
-            self._used_W += size
+        self._used_W += on_each
         self._system[t] = system
         self._sum += float(self._prices.of_tables[system][t])
         if not self._count[system]:
@@ -278,12 +279,11 @@ class _Search:
 
     def _take(self, t: int) -> None:
         system = self._system[t]
-        size, on_one = self._bytes(t, system)
-        if on_one:
-            self._used_W[self._owner[t]] -= size
+        on_each, on_owner = self._bytes(t, system)
+        self._used_W -= on_each
+        if system == TABLE_WISE:
+            self._used_W[self._owner[t]] -= on_owner
             self._loads_KW[:, self._owner[t]] -= self._prices.loads_KT[:, t]
-        else:
-            self._used_W -= size
         self._sum -= float(self._prices.of_tables[system][t])
         self._count[system] -= 1  # type: ignore[index]
         if not self._count[system]:

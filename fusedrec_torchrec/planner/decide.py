@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.assign import ALL_RANKS, MANY_STARTS, NoRoomError, Prices, assign
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
-from fusedrec_torchrec.planner.memory import Placement, buffer_bytes, replica_bytes, table_bytes_W
+from fusedrec_torchrec.planner.memory import (
+    Placement,
+    buffer_bytes,
+    owner_bytes,
+    replica_bytes,
+    table_bytes_W,
+)
 from fusedrec_torchrec.planner.replicate import Ranking, finer, thresholds
 from fusedrec_torchrec.planner.row_ranges import balanced_ranges
 from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
@@ -150,6 +156,8 @@ class Decision:
             on_device = 0.0 if self.on_host[t] else 1.0
             used += on_device * table_bytes_W(table, self.placement(t), ranks)
             used += buffer_bytes(table, self.systems[t], self.batch, ranks)
+            if self.systems[t] == "table_wise":
+                used[self.owners[t]] += owner_bytes(table, self.batch, ranks)
         fused = [self.tables[t] for t in self.places_of(FUSED)]
         return used + replica_bytes(fused, self.hot_use())
 

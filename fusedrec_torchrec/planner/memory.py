@@ -14,6 +14,7 @@ __all__ = [
     "BATCH_BYTES_PER_ID",
     "HOT_INDEX_BYTES",
     "buffer_bytes",
+    "owner_bytes",
     "replica_bytes",
     "table_bytes_W",
 ]
@@ -58,21 +59,27 @@ def table_bytes_W(table: TableLoad, placement: Placement, ranks: int) -> Floats:
 
 
 def buffer_bytes(table: TableLoad, system: str, batch: int, ranks: int) -> float:
-    """What a step needs beside the table, on the rank that needs most; gradients included."""
+    """What a step needs beside the table on each rank; gradients included."""
     ids, row = table.ids(batch), table.dim * NUMBER_BYTES
     output = batch * table.outputs * row
     if system == FUSED:
         unique = table.unique(batch)
         # Rows that others asked for, rows that were asked for, and the outputs.
         return ids * BATCH_BYTES_PER_ID + 2 * (2 * unique * row + output)
-    if system == "table_wise":  # its owner has the ids and bags of all ranks
-        return ranks * (ids * STOCK_BYTES_PER_ID + 2 * output) + 2 * output
+    if system == "table_wise":
+        return 2 * output
     if system == "column_wise":  # every rank has all ids, and some columns of all bags
         return ranks * ids * STOCK_BYTES_PER_ID + 4 * output
     if system == "data_parallel":  # and a gradient of the whole table
         return ids * STOCK_BYTES_PER_ID + 2 * output + table.rows * row
     partial = output * (ranks if table.pooled else 1)
     return ids * STOCK_BYTES_PER_ID + 2 * (partial + output)
+
+
+def owner_bytes(table: TableLoad, batch: int, ranks: int) -> float:
+    """What a step needs beside that on the owner of a whole table: ids and bags of all ranks."""
+    output = batch * table.outputs * table.dim * NUMBER_BYTES
+    return ranks * (table.ids(batch) * STOCK_BYTES_PER_ID + 2 * output)
 
 
 def replica_bytes(tables: Sequence[TableLoad], hot: HotUse | None) -> float:

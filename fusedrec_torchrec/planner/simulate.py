@@ -25,7 +25,7 @@ from fusedrec_torchrec.planner.cost import (
     with_sync,
 )
 from fusedrec_torchrec.planner.decide import MB, groups_of
-from fusedrec_torchrec.planner.memory import buffer_bytes, replica_bytes
+from fusedrec_torchrec.planner.memory import buffer_bytes, owner_bytes, replica_bytes
 from fusedrec_torchrec.planner.replicate import most_used_by_class, thresholds
 from fusedrec_torchrec.planner.straggle import busiest_owner
 from fusedrec_torchrec.planner.table_load import NUMBER_BYTES, TableLoad
@@ -42,6 +42,7 @@ SYSTEMS = (
     "fused + 2D",
 )
 OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
+ALL_IDS = "rows of all ids"
 NARROW = 32  # columns of the narrowest column shards
 GB = 1e9
 
@@ -113,6 +114,7 @@ class _Run:
     how: str
     busiest: float
     groups: int = 1
+    hot: HotUse | None = None
     scaled: tuple[str, ...] = OWNER_PARTS  # parts whose busiest rank is that of sampled batches
 
 
@@ -155,19 +157,26 @@ class _OneSize:
                 part = replace(part, amount_W=part.amount_W.mean(keepdims=True) * run.busiest)
             total += part.seconds(self._cluster, rates)
         dense = self._planning.config.dense
-        reduced = self._cluster.all_reduce(dense.gradients_mb * MB)
+        reduced = self._cluster.all_reduce(dense.gradients_mb * MB) if dense.gradients_mb else 0.0
         return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)
 
     def _memory(self, run: _Run) -> float:
+        """On the rank that needs most, if pieces are spread as well as they can be."""
         ranks, system = run.step.ranks, run.step.system
-        whole = system == "table_wise"
-        size = sum(t.size for t in self._tables) / ranks
-        if whole:
+        sizes = [float(t.size) for t in self._tables]
+        if system == "table_wise":
             pieces = self._tables if run.how == "table_wise" else _narrow(self._tables)
-            size = max(size, max(t.size for t in pieces))
+            sizes = [t.size + owner_bytes(t, self._batch, ranks) for t in pieces]
+        size = max(sum(sizes) / ranks, max(sizes) if system == "table_wise" else 0.0)
         on_host = self._cluster.host_memory * GB if self._cluster.device == "cuda" else 0.0
-        buffers = sum(buffer_bytes(t, system, self._batch, ranks) for t in self._tables)
-        return max(size - on_host, 0.0) + buffers
+        # Sums of bags are of all ranks, or of a node's share of the tables.
+        share = self._cluster.ranks_per_node if system == "table_row_wise" else ranks
+        buffers = sum(buffer_bytes(t, system, self._batch, share) for t in self._tables)
+        if system == ALL_IDS:  # as fused, with a row for each id
+            fused = sum(buffer_bytes(t, FUSED, self._batch, ranks) for t in self._tables)
+            twice = sum((t.ids(self._batch) - t.unique(self._batch)) * t.dim for t in self._tables)
+            buffers = fused + 4 * twice * NUMBER_BYTES
+        return max(size - on_host, 0.0) + buffers + replica_bytes(self._tables, run.hot)
 
     def _runs(self, system: str) -> Iterator[_Run]:
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
@@ -216,7 +225,8 @@ class _OneSize:
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
         steps = [fused_step(tables, batch, ranks, exact_counts=e, hot=hot) for e in (False, True)]
         step = min(steps, key=lambda each: each.seconds(self._cluster))
-        return _Run(step, how, self._busiest(ranks, hot_T=None if hot is None else hot.rows_T))
+        busiest = self._busiest(ranks, hot_T=None if hot is None else hot.rows_T)
+        return _Run(step, how, busiest, hot=hot)
 
     def _hot(self) -> Iterator[_Run]:
         """With the hot rows that make the step shortest, if rows were spread evenly."""
@@ -251,7 +261,7 @@ class _OneSize:
         assert best is not None
         _, step, rows_T = best
         busiest = self._busiest(ranks, dedup=False, hot_T=rows_T)
-        yield _Run(step, f"{int(rows_T.sum()):,} hot rows", busiest)
+        yield _Run(step, f"{int(rows_T.sum()):,} hot rows", busiest, hot=HotUse(rows_T))
 
     def _busiest(
         self, ranks: int, dedup: bool = True, hot_T: NDArray[np.int64] | None = None
@@ -293,7 +303,7 @@ def _rows_of_all_ids(
     dims_T = np.array([table.dim for table in tables])
     rows = float(cold_T @ dims_T) * NUMBER_BYTES
     outputs = sum(batch * t.outputs * t.dim * NUMBER_BYTES for t in tables)
-    step = Step("rows of all ids", len(tables), ranks)
+    step = Step(ALL_IDS, len(tables), ranks)
     step.add("permute", "ids", ids_T.sum())
     step.add("ids", "all_to_all", away * float(cold_T.sum()) * STOCK_ID_BYTES)
     step.add("lookup", "lookup", rows)

@@ -14,6 +14,7 @@ from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, sto
 from fusedrec_torchrec.planner.memory import (
     Placement,
     buffer_bytes,
+    owner_bytes,
     replica_bytes,
     table_bytes_W,
 )
@@ -193,7 +194,8 @@ def test_memory_by_hand() -> None:
     assert buffer_bytes(b, "fused_row_wise", 4, 2) == pytest.approx(
         8 * 40 + 2 * (2 * unique * 64 + output)
     )
-    assert buffer_bytes(b, "table_wise", 4, 2) == 2 * (8 * 24 + 2 * output) + 2 * output
+    assert buffer_bytes(b, "table_wise", 4, 2) == 2 * output
+    assert owner_bytes(b, 4, 2) == 2 * (8 * 24 + 2 * output)
     assert buffer_bytes(b, "row_wise", 4, 2) == 8 * 24 + 2 * (2 * output + output)
     assert replica_bytes([a, b], HotUse(np.array([3, 5]))) == 3 * (36 + 16) + 5 * (68 + 16)
 

@@ -45,7 +45,7 @@ def profile(skew: float = 1.2) -> AccessProfile:
         name: np.maximum(1e6 / np.arange(1, n + 1) ** skew, 1).astype(np.int64)
         for name, n in rows.items()
     }
-    samples = 10**6
+    samples = sum(int(each.sum()) for each in counts.values()) // len(counts)  # an id of each
     return AccessProfile(
         table_rows=rows,
         samples=samples,
@@ -164,6 +164,7 @@ def test_a_profile_of_other_tables() -> None:
     counted.table_rows["b"] = 77
     with pytest.raises(ValueError, match="'b' with 77 rows, the model has 5000"):
         planned(profile=counted).plan(Model(), fr.fused_sharders())
+    counted.table_rows["b"] = ROWS["b"]
     del counted.table_rows["s"]
     with pytest.raises(ValueError, match="has no table 's'"):
         planned(profile=counted).plan(Model(), fr.fused_sharders())

@@ -311,6 +311,12 @@ def test_whole_tables_go_where_there_is_room() -> None:
     found = decide(tables, BATCH, quick(2, memory=2.5 * size), search)
     assert sorted(found.owners) == [0, 0, 1, 1]
     assert found.memory_W.max() <= 2.5 * size * 1e9
+    alone = decide(tables[:1], BATCH, quick(2, memory=2.5 * size), search)
+    bags = BATCH * tables[0].dim * 4
+    owner, other = alone.memory_W[alone.owners[0]], alone.memory_W[1 - alone.owners[0]]
+    # Only the owner has ids and bags of both ranks, and their gradients.
+    assert other == 2 * bags
+    assert owner == tables[0].size + 2 * bags + 2 * (tables[0].ids(BATCH) * 24 + 2 * bags)
     with pytest.raises(ValueError, match="does not fit"):
         decide(tables, BATCH, quick(2, memory=1.5 * size), search)
     # In pieces it would.
