@@ -22,7 +22,7 @@ P = K * O parts, S slots ((feature, table) pairs).
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torchrec.distributed.embedding_sharding import group_tables
@@ -156,6 +156,23 @@ class ExchangeLayout:
         starts = torch.tensor(self.tables[table].row_starts[1:-1], device=ids.device)
         owner = torch.searchsorted(starts, ids, right=True)
         return ids + torch.tensor(self._shifts[table], device=ids.device)[owner]
+
+    def rows_of(self, keys: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Ids of the rows with these keys by table, in order; on the host."""
+        keys = keys.cpu().long()
+        segments = sorted(
+            (begin + self._shifts[t][r], end - begin, t, r)
+            for t, table in enumerate(self.tables)
+            for r, (begin, end) in enumerate(pairwise(table.row_starts))
+            if end > begin
+        )
+        starts = torch.tensor([segment[0] for segment in segments])
+        at = torch.searchsorted(starts, keys, right=True) - 1
+        tables = torch.tensor([t for _, _, t, _ in segments])[at]
+        ids = keys - torch.tensor([self._shifts[t][r] for _, _, t, r in segments])[at]
+        return {
+            self.tables[t].name: ids[tables == t].sort().values for t in tables.unique().tolist()
+        }
 
     def _build_tensors(self) -> None:
         ranks = self.world_size

@@ -21,6 +21,7 @@ from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.exchange.transfer import to_device
+from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_plan import FusedParameterSharding
@@ -97,10 +98,17 @@ class FusedPart:
             device=device,
         )
         known.tables.update(table.name for table in self.layout.tables)
-        self._options, self._hot_options = options, hot
+        self.options, self._hot_options = options, hot
         self._known: KnownNames | None = known
         self._stock_ids = StockIds(configs, plan, shardings, device)
         self._max_lengths: dict[str, int] = {}
+
+    def hot_ids(self) -> dict[str, torch.Tensor]:
+        """Ids of the hot rows by table."""
+        if self.hot is None:
+            return {}
+        keys = torch.cat(self.hot.index.home_keys)
+        return self.layout.rows_of(keys[keys != EMPTY])
 
     def limit_lengths(self, max_lengths: Mapping[str, int]) -> None:
         """Refuses batches with more ids in a bag of a feature than the feature may have."""
@@ -121,7 +129,7 @@ class FusedPart:
 
     def _canonical(self, features: object, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
         if self._known is not None:  # with the first batch, all modules are there
-            self._known.check(self._options, self._hot_options)
+            self._known.check(self.options, self._hot_options)
             self._known = None
         input_dist = input_dists[self.index]
         assert isinstance(input_dist, FusedInputDist)

@@ -1,0 +1,224 @@
+"""Loads a checkpoint into a model of whatever sharding, on whatever number of ranks.
+
+Each rank reads its own parts.  An optimizer state that has another name or shape in the
+checkpoint is converted, and the report says so.  What goes wrong on one rank is raised on all.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.optim.keyed import KeyedOptimizer
+
+from fusedrec_torchrec.checkpoint.manifest import check_hashing, read_manifest
+from fusedrec_torchrec.checkpoint.parts import flatten, local_parts, whole_size
+from fusedrec_torchrec.checkpoint.reader import CheckpointReader
+from fusedrec_torchrec.checkpoint.table_state import (
+    COUNTS,
+    StateName,
+    StateNames,
+    StoredState,
+    parse_state,
+)
+from fusedrec_torchrec.checkpoint.together import raise_together
+from fusedrec_torchrec.checkpoint.verify import verify_together
+
+__all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
+
+log = logging.getLogger(__name__)
+WEIGHTS = "model"
+OPTIMIZER = "optimizer"
+
+
+@dataclass
+class LoadReport:
+    """What a load did beside copying.
+
+    Attributes:
+        converted: optimizer states that have another name or shape in the checkpoint.
+        kept: what the model has and the checkpoint does not need to have, and was left as it is.
+    """
+
+    converted: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+def load_checkpoint(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None = None,
+    verify: bool = True,
+) -> LoadReport:
+    """Loads weights and optimizer state; must be called on all ranks.
+
+    The checkpoint may be one of ``save_checkpoint`` or one that torch.distributed.checkpoint has
+    written of ``{"model": model.state_dict(), "optimizer": optimizer.state_dict()}``.
+
+    Args:
+        path: folder of the checkpoint.
+        model: to load into.
+        optimizer: to load into; None loads weights only.
+        verify: whether to compare checksums before anything is loaded.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or of other tables, or its ids are hashed in another
+            way than the model's; on all ranks.
+    """
+    path = Path(path)
+    if verify:
+        verify_together(path)
+    state: dict[str, Any] = {WEIGHTS: model.state_dict()}
+    if optimizer is not None:
+        state[OPTIMIZER] = optimizer.state_dict()
+    report = LoadReport()
+    problem = None
+    try:
+        check_hashing(read_manifest(path), model, path)
+        _Load(CheckpointReader(path), report).fill(state)
+    except ValueError as error:
+        problem = str(error)
+    raise_together(problem)
+    model.load_state_dict(state[WEIGHTS])
+    if optimizer is not None:
+        optimizer.load_state_dict(state[OPTIMIZER])
+    for line in report.converted:
+        log.info("%s: %s", path, line)
+    return report
+
+
+class _Load:
+    def __init__(self, reader: CheckpointReader, report: LoadReport) -> None:
+        self._reader, self._report = reader, report
+        self._stored = StateNames(reader.tensors, WEIGHTS)
+        self._objects = set(reader.objects)
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Reads all tensors in place; other data only if the checkpoint has it."""
+        sizes = {
+            name: whole_size(value)
+            for name, value in flatten(state[WEIGHTS], WEIGHTS)
+            if isinstance(value, torch.Tensor)
+        }
+        here = StateNames((name for name, _ in flatten(state)), WEIGHTS)
+        for name, value in flatten(state):
+            if not isinstance(value, torch.Tensor):
+                self._plain(state, name)
+                continue
+            parsed = None if name.startswith(f"{WEIGHTS}.") else parse_state(name)
+            weight = None if parsed is None else here.weight_of(parsed)
+            if parsed is None or weight is None:
+                self._same(name, value)
+            else:
+                self._state(parsed, value, weight, sizes[f"{WEIGHTS}.{weight}"])
+
+    def _plain(self, state: dict[str, Any], name: str) -> None:
+        """Settings of optimizers are as they were, if the checkpoint has them."""
+        if name in self._objects:
+            _put(state, name, self._reader.object(name))
+
+    def _same(self, name: str, value: torch.Tensor) -> None:
+        """A tensor of the same name and shape."""
+        about = self._reader.tensors.get(name)
+        if about is None:
+            raise ValueError(
+                f"{self._reader.path} has no {name!r}, which the model has: it is a checkpoint of "
+                "another model or optimizer"
+            )
+        if tuple(about.size) != tuple(whole_size(value)):
+            raise ValueError(
+                f"{self._reader.path}: {name!r} has shape {tuple(about.size)}, the model's has "
+                f"{tuple(whole_size(value))}"
+            )
+        if about.properties.dtype != value.dtype:
+            raise ValueError(
+                f"{self._reader.path}: {name!r} is {about.properties.dtype}, the model's is "
+                f"{value.dtype}"
+            )
+        self._read(name, value)
+
+    def _read(self, name: str, value: torch.Tensor) -> None:
+        for offsets, part in local_parts(value):
+            if part.device.type == "cpu" and part.is_contiguous():
+                self._reader.read(name, offsets, part.detach())
+            else:
+                on_host = torch.empty(part.shape, dtype=part.dtype)
+                self._reader.read(name, offsets, on_host)
+                part.detach().copy_(on_host)
+
+    def _state(
+        self, wanted: StateName, value: torch.Tensor, weight: str, table: torch.Size
+    ) -> None:
+        """An optimizer state of a table, converted if it has to be."""
+        name = self._stored.find(weight, wanted)
+        if name is None:
+            if wanted.state in COUNTS:
+                # Fused optimizers on the CPU do not count steps; nor does anybody need it there.
+                self._report.kept.append(wanted.name)
+                return
+            raise ValueError(
+                f"{self._reader.path} has no optimizer state {wanted.state!r} of table "
+                f"{wanted.table!r}: it was trained with another optimizer"
+            )
+        size = tuple(whole_size(value))
+        if name == wanted.name and tuple(self._reader.tensors[name].size) == size:
+            self._same(name, value)
+            return
+        rows, columns = table
+        stored = StoredState(self._reader, name, rows, columns, f"{WEIGHTS}.{weight}")
+        was = self._reader.tensors[name].properties.dtype
+        rounded = "" if was == value.dtype else f", rounded from {was} to {value.dtype}"
+        self._report.converted.append(
+            f"{name} {list(stored.size)} is loaded as {wanted.name} {list(size)}{rounded}"
+        )
+        if wanted.state in COUNTS:
+            for _, part in local_parts(value):
+                part.detach().fill_(stored.count())
+        elif stored.by_element:
+            if size != tuple(stored.size):
+                raise self._mismatch(wanted, stored, size)
+            self._read(name, value)
+        else:
+            self._by_row(wanted, stored, value, rows)
+
+    def _by_row(
+        self, wanted: StateName, stored: StoredState, value: torch.Tensor, rows: int
+    ) -> None:
+        size = tuple(whole_size(value))
+        if size[1:] not in ((), (1,)) or (rows and size[0] % rows):
+            raise self._mismatch(wanted, stored, size)
+        for offsets, part in local_parts(value):
+            if not part.numel():
+                continue
+            first = offsets[0] % rows
+            numbers = torch.empty(part.numel(), dtype=part.dtype)
+            if first + numbers.numel() > rows:
+                raise self._mismatch(wanted, stored, size)
+            stored.rows(first, numbers)
+            part.detach().copy_(numbers.view(part.shape))
+
+    def _mismatch(
+        self, wanted: StateName, stored: StoredState, size: tuple[int, ...]
+    ) -> ValueError:
+        return ValueError(
+            f"{self._reader.path}: {stored.name!r} has shape {tuple(stored.size)}, the optimizer "
+            f"of table {wanted.table!r} here wants {size}: it was trained with another optimizer"
+        )
+
+
+def _put(state: Any, name: str, value: Any) -> None:
+    """Replaces a leaf by its flat name; keys may have dots."""
+    if isinstance(state, list):
+        head, _, rest = name.partition(".")
+        if rest:
+            _put(state[int(head)], rest, value)
+        else:
+            state[int(head)] = value
+        return
+    if name in state:
+        state[name] = value
+        return
+    key = max((k for k in state if name.startswith(f"{k}.")), key=len)
+    _put(state[key], name[len(key) + 1 :], value)

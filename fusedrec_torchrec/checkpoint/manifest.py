@@ -1,0 +1,207 @@
+"""What a checkpoint holds, in a file that people and programs can read: ``manifest.json``.
+
+Beside names and sizes it has what the weights mean nothing without: how ids are hashed into rows.
+It also has the buckets, the hot rows and the plan of the training that wrote it, and a checksum of
+every file.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from fusedrec_torchrec.checkpoint.parts import whole_size
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.exchange.hashing import table_salt
+from fusedrec_torchrec.files import write_json
+from fusedrec_torchrec.modules.fused_part import FusedPart
+
+__all__ = [
+    "MANIFEST",
+    "Manifest",
+    "TableEntry",
+    "check_hashing",
+    "describe",
+    "hot_set_of",
+    "read_manifest",
+]
+
+MANIFEST = "manifest.json"
+FORMAT = "fusedrec_torchrec checkpoint"
+VERSION = 1
+PACKAGES = ("fusedrec_torchrec", "torch", "torchrec")
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """A table.
+
+    Attributes:
+        weight: name of its weight in the checkpoint.
+        rows: of the table.
+        columns: of the table.
+        dtype: of its weight.
+        sharding: of the training that wrote the checkpoint.
+        hash_seed: of the hash that makes rows of raw ids; None if ids are rows.
+        hash_salt: that the seed and the table's name make; None if ids are rows.
+        hot_rows: rows that were replicated on every rank.
+    """
+
+    weight: str
+    rows: int
+    columns: int
+    dtype: str
+    sharding: str | None = None
+    hash_seed: int | None = None
+    hash_salt: int | None = None
+    hot_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """
+    Attributes:
+        tables: by name.
+        buckets: of each module by its path, names of the tables of each bucket.
+        step: steps done; None if the caller did not say.
+        world_size: ranks that wrote the checkpoint.
+        plan: file of the plan, if there is one.
+        hot_rows: file of the ids of hot rows, if there are any.
+        files: size and SHA-256 of every other file.
+        made_by: versions of what wrote it.
+        format: of the file.
+        version: of the format.
+    """
+
+    tables: dict[str, TableEntry]
+    buckets: dict[str, list[list[str]]] = field(default_factory=dict)
+    step: int | None = None
+    world_size: int = 1
+    plan: str | None = None
+    hot_rows: str | None = None
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=lambda: {p: version(p) for p in PACKAGES})
+    format: str = FORMAT
+    version: int = VERSION
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / MANIFEST, asdict(self))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None if there is none: not every checkpoint was written by this package.
+
+    Raises:
+        ValueError: it is damaged, or of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"{path} is not the manifest of a checkpoint")
+    if data.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {data.get('version')}, this release reads version {VERSION}"
+        )
+    try:
+        tables = {name: TableEntry(**entry) for name, entry in data.pop("tables").items()}
+        return Manifest(tables=tables, **data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
+    """A manifest of a sharded model, without files.
+
+    Args:
+        model: in DistributedModelParallel.
+        step: steps done.
+        weights: what the names of weights begin with in the checkpoint.
+    """
+    shardings = _shardings(model)
+    fused = dict(_fused_parts(model))
+    hashed = {
+        table.name: part.options.hash_seed
+        for part in fused.values()
+        for table in part.layout.tables
+        if part.options.hashes(table.name)
+    }
+    hot = {name: ids for part in fused.values() for name, ids in part.hot_ids().items()}
+    tables = {}
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        if parts[-1] != "weight" or parts[-3:-2] not in (["embedding_bags"], ["embeddings"]):
+            continue
+        table = parts[-2]
+        seed = hashed.get(table)
+        rows, columns = whole_size(value)
+        tables[table] = TableEntry(
+            weight=f"{weights}.{name}",
+            rows=rows,
+            columns=columns,
+            dtype=str(value.dtype).removeprefix("torch."),
+            sharding=shardings.get(table),
+            hash_seed=seed,
+            hash_salt=None if seed is None else table_salt(table, seed),
+            hot_rows=len(hot.get(table, ())),
+        )
+    buckets = {
+        path: [
+            [t.name for t in part.layout.tables[b.first_table : b.end_table]]
+            for b in part.layout.buckets
+        ]
+        for path, part in fused.items()
+    }
+    return Manifest(tables, buckets, step, dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def hot_set_of(model: nn.Module) -> HotSet | None:
+    """The hot rows of a sharded model; None if it has none."""
+    parts = [part for _, part in _fused_parts(model)]
+    rows = {table.name: table.rows for part in parts for table in part.layout.tables}
+    ids = {name: found.numpy() for part in parts for name, found in part.hot_ids().items()}
+    return HotSet(rows, ids) if ids else None
+
+
+def _fused_parts(model: nn.Module) -> list[tuple[str, FusedPart]]:
+    """The fused tables of all modules."""
+    found = [(path, getattr(module, "fused", None)) for path, module in model.named_modules()]
+    return [(path, part) for path, part in found if isinstance(part, FusedPart)]
+
+
+def _shardings(model: nn.Module) -> dict[str, str]:
+    """Sharding types by table."""
+    return {
+        table: sharding.sharding_type
+        for module in model.modules()
+        for table, sharding in (getattr(module, "module_sharding_plan", None) or {}).items()
+    }
+
+
+def check_hashing(manifest: Manifest | None, model: nn.Module, path: Path) -> None:
+    """
+    Raises:
+        ValueError: ids of a table are hashed in another way than in the model.
+    """
+    if manifest is None:
+        return
+    here = describe(model, None, "").tables
+    for name, entry in manifest.tables.items():
+        if name in here and here[name].hash_seed != entry.hash_seed:
+            raise ValueError(
+                f"{path}: table {name!r} was trained with {_hashing(entry.hash_seed)}, the model "
+                f"has {_hashing(here[name].hash_seed)}: rows would be those of other ids. Set "
+                "hash_ids and hash_seed of the exchange options as they were"
+            )
+
+
+def _hashing(seed: int | None) -> str:
+    return "ids that are rows" if seed is None else f"ids hashed with hash_seed {seed}"

@@ -1,0 +1,122 @@
+"""Saves a model and its optimizer so that every sharding can load it, TorchRec's own included."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torchrec.optim.keyed import KeyedOptimizer
+
+from fusedrec_torchrec.checkpoint.load import OPTIMIZER, WEIGHTS
+from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
+from fusedrec_torchrec.checkpoint.together import of_all_ranks, raise_together
+from fusedrec_torchrec.checkpoint.writer import CheckedWriter
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, write_plan
+
+__all__ = ["PLAN_FILE", "save_checkpoint"]
+
+PLAN_FILE = "plan.yaml"
+HOT_FILE = "hot_rows.npz"
+Planned = tuple[PlanFile, HotSet | None]
+
+
+def save_checkpoint(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None = None,
+    step: int | None = None,
+    planned: Planned | None = None,
+    files: Mapping[str, str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    asynchronous: bool = False,
+) -> Future[Any] | None:
+    """Writes a checkpoint into a folder; must be called on all ranks.
+
+    The files are those of torch.distributed.checkpoint for ``{"model": model.state_dict(),
+    "optimizer": optimizer.state_dict()}``, so it can load them, and beside them ``manifest.json``.
+
+    Args:
+        path: folder; a new or empty one.
+        model: in DistributedModelParallel.
+        optimizer: its state is saved, too; of all parameters, or of the fused ones.
+        step: steps done, for the manifest.
+        planned: the plan as a file, with its hot rows; made of the model's own plan if None.
+        files: contents of other files to put beside, by name.
+        process_group: for the talk between ranks, on the CPU; needed if asynchronous.
+        asynchronous: copies tensors and writes in the background.
+
+    Returns:
+        None, or if asynchronous what tells when all is written.
+
+    Raises:
+        ValueError: the folder holds something already, or cannot be written; on all ranks.
+    """
+    path = Path(path)
+    state: dict[str, Any] = {WEIGHTS: model.state_dict()}
+    if optimizer is not None:
+        state[OPTIMIZER] = optimizer.state_dict()
+    manifest = describe(model, step, WEIGHTS)
+    for of_rank in of_all_ranks(manifest.tables, process_group):  # whole tables are on their owners
+        manifest.tables.update(of_rank)
+    problem = None
+    if dist.get_rank() == 0:
+        try:
+            manifest = _begin(path, model, manifest, planned, dict(files or {}))
+        except (OSError, ValueError) as error:
+            problem = f"checkpoint {path} cannot be written: {error}"
+    raise_together(problem, process_group)
+    writer = CheckedWriter(path, manifest)
+    if asynchronous:
+        future = async_save(
+            state,
+            storage_writer=writer,
+            process_group=process_group,
+            async_stager=BlockingAsyncStager(),  # the default one cannot copy ShardedTensor
+        )
+        assert isinstance(future, Future)
+        return future
+    save(state, storage_writer=writer, process_group=process_group)
+    return None
+
+
+def _begin(
+    path: Path,
+    model: nn.Module,
+    manifest: Manifest,
+    planned: Planned | None,
+    files: dict[str, str],
+) -> Manifest:
+    """Makes the folder, with what rank 0 knows."""
+    if path.exists() and any(path.iterdir()):
+        raise ValueError("the folder is not empty")
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (path / name).write_text(content)
+    hot = hot_set_of(model)
+    if hot is not None:
+        hot.save(path / HOT_FILE)
+        manifest = replace(manifest, hot_rows=HOT_FILE)
+    planned = planned or _plan_of(model)
+    if planned is not None:
+        write_plan(path / PLAN_FILE, *planned)
+        manifest = replace(manifest, plan=PLAN_FILE)
+    return manifest
+
+
+def _plan_of(model: nn.Module) -> Planned | None:
+    """The plan of a model, unless it has what a plan file has no place for."""
+    plan = getattr(model, "plan", None)
+    if plan is None:
+        return None
+    ranks = dist.get_world_size()
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    try:
+        return plan_file_of(plan, ranks, ranks, device)
+    except ValueError:
+        return None

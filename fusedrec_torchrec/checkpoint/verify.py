@@ -1,0 +1,132 @@
+"""Whether the files of a checkpoint are what was written."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fusedrec_torchrec.checkpoint.manifest import Manifest, read_manifest
+from fusedrec_torchrec.checkpoint.reader import CheckpointReader
+from fusedrec_torchrec.checkpoint.together import of_all_ranks
+
+__all__ = ["check_file", "checksum", "verify", "verify_together"]
+
+
+def checksum(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
+    """What is wrong with a file; None if nothing is."""
+    path = folder / name
+    try:
+        size = path.stat().st_size
+        if size != wanted["bytes"]:
+            return f"{name} has {size} bytes, must have {wanted['bytes']}"
+        if checksum(path) != wanted:
+            return f"{name} is damaged: its SHA-256 is not that of the manifest"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error}"
+    return None
+
+
+def verify(
+    folder: Path, progress: Callable[[Sequence[str]], Sequence[str]] | None = None
+) -> list[str]:
+    """All that is wrong with a checkpoint; an empty list if nothing is.
+
+    Args:
+        folder: of the checkpoint.
+        progress: wraps the list of files, to show how far it is.
+
+    Raises:
+        ValueError: there is no checkpoint, or neither its manifest nor its metadata can be read.
+    """
+    manifest = read_manifest(folder)
+    reader = CheckpointReader(folder)
+    problems: list[str] = []
+    names = list(manifest.files if manifest is not None else _stored_files(reader))
+    for name in progress(names) if progress else names:
+        if manifest is not None:
+            problem = check_file(folder, name, manifest.files[name])
+        else:
+            problem = None if (folder / name).is_file() else f"{name} is missing"
+        if problem is not None:
+            problems.append(problem + _contents(reader, name))
+    if not problems:
+        problems += _unreadable(reader)
+    if manifest is not None:
+        problems += _unlisted(manifest, reader)
+    return problems
+
+
+def _stored_files(reader: CheckpointReader) -> list[str]:
+    return sorted({info.relative_path for info in reader.metadata.storage_data.values()})
+
+
+def _contents(reader: CheckpointReader, file: str) -> str:
+    """Which tensors a file has."""
+    names = sorted(
+        {
+            index.fqn
+            for index, info in reader.metadata.storage_data.items()
+            if info.relative_path == file
+        }
+    )
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f" (it holds {', '.join(names[:3])}{more})"
+
+
+def _unreadable(reader: CheckpointReader) -> list[str]:
+    """Tensors that are not whole, or are not where the metadata says."""
+    problems = []
+    for name, about in reader.tensors.items():
+        stored = sum(chunk.sizes.numel() for chunk in about.chunks)
+        if stored < about.size.numel():
+            problems.append(f"{name} has {stored} of {about.size.numel()} elements")
+            continue
+        for chunk in about.chunks:
+            try:
+                reader.chunk(name, chunk)
+            except ValueError as error:
+                problems.append(str(error))
+    return problems
+
+
+def _unlisted(manifest: Manifest, reader: CheckpointReader) -> list[str]:
+    missing = sorted(set(_stored_files(reader)) - set(manifest.files))
+    return [f"{name} is not in the manifest" for name in missing]
+
+
+def verify_together(folder: Path) -> None:
+    """Compares checksums, each rank those of some files; must be called on all ranks.
+
+    A checkpoint without a manifest has none to compare.
+
+    Raises:
+        ValueError: the checkpoint is damaged; on all ranks.
+    """
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    problems: list[str] = []
+    try:
+        manifest = read_manifest(folder)
+        if manifest is not None:
+            for name in sorted(manifest.files)[rank::ranks]:
+                problem = check_file(folder, name, manifest.files[name])
+                if problem is not None:
+                    problems.append(problem)
+    except ValueError as error:
+        problems.append(str(error))
+    problems = sorted({problem for found in of_all_ranks(problems) for problem in found})
+    if problems:
+        raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")

@@ -1,0 +1,88 @@
+"""torch.distributed.checkpoint's files, with a checksum of each and a manifest.
+
+Ranks hash what they have written, and send the hashes along with the results that
+torch.distributed.checkpoint gathers anyway.  The manifest is written last.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
+from fusedrec_torchrec.checkpoint.verify import checksum
+
+__all__ = ["CheckedWriter"]
+
+
+@dataclass
+class _Checked(_StorageInfo):
+    """Where a result is, and the checksum of that file."""
+
+    checksum: dict[str, Any] | None = None
+
+
+class CheckedWriter(FileSystemWriter):
+    """
+    Args:
+        path: folder to write to; other files in it get checksums, too.
+        manifest: without files.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path)
+        self._manifest = manifest
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results = super().write_data(plan, planner).value()
+        folder = Path(self.path)
+        sums = {info.relative_path: None for info in (r.storage_data for r in results)}
+        found = {name: checksum(folder / name) for name in sums}
+        checked: Future[list[WriteResult]] = Future()
+        checked.set_result(
+            [
+                WriteResult(
+                    result.index,
+                    result.size_in_bytes,
+                    _Checked(
+                        **vars(result.storage_data),
+                        checksum=found[result.storage_data.relative_path],
+                    ),
+                )
+                for result in results
+            ]
+        )
+        return checked
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        files: dict[str, dict[str, Any]] = {}
+        plain = []
+        for of_rank in results:
+            for result in of_rank:
+                info = vars(result.storage_data).copy()
+                files[info["relative_path"]] = info.pop("checksum")
+                plain.append(WriteResult(result.index, result.size_in_bytes, _StorageInfo(**info)))
+        super().finish(metadata, [plain])
+        folder = Path(self.path)
+        for path in sorted(folder.iterdir()):
+            if path.name not in (*files, MANIFEST) and not path.name.endswith(".tmp"):
+                files[path.name] = checksum(path)
+        replace(self._manifest, files=dict(sorted(files.items()))).write(folder)
+        sync_folder(folder)
+
+
+def sync_folder(path: Path) -> None:
+    """Names in a folder outlive a power failure, where the file system can promise that."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
