@@ -51,6 +51,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: KeyedOptimizer | None = None,
     verify: bool = True,
+    leave: str | None = None,
 ) -> LoadReport:
     """Loads weights and optimizer state; must be called on all ranks.
 
@@ -62,6 +63,7 @@ def load_checkpoint(
         model: to load into.
         optimizer: to load into; None loads weights only.
         verify: whether to compare checksums before anything is loaded.
+        leave: what the names begin with that are not loaded.
 
     Raises:
         ValueError: the checkpoint is damaged, or of other tables, or its ids are hashed in another
@@ -77,7 +79,7 @@ def load_checkpoint(
     problem = None
     try:
         check_hashing(read_manifest(path), model, path)
-        _Load(CheckpointReader(path), report).fill(state)
+        _Load(CheckpointReader(path), report, leave).fill(state)
     except ValueError as error:
         problem = str(error)
     raise_together(problem)
@@ -90,8 +92,8 @@ def load_checkpoint(
 
 
 class _Load:
-    def __init__(self, reader: CheckpointReader, report: LoadReport) -> None:
-        self._reader, self._report = reader, report
+    def __init__(self, reader: CheckpointReader, report: LoadReport, leave: str | None) -> None:
+        self._reader, self._report, self._leave = reader, report, leave
         self._stored = StateNames(reader.tensors, WEIGHTS)
         self._objects = set(reader.objects)
 
@@ -104,6 +106,8 @@ class _Load:
         }
         here = StateNames((name for name, _ in flatten(state)), WEIGHTS)
         for name, value in flatten(state):
+            if self._leave is not None and name.startswith(self._leave):
+                continue
             if not isinstance(value, torch.Tensor):
                 self._plain(state, name)
                 continue

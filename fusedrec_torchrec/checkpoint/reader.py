@@ -156,7 +156,8 @@ def _mapped(
             loaded: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
             return loaded
         part.seek(0)
-        start = torch._C.PyTorchFileReader(part).get_record_offset("data/0")
+        file_of_tensor: Any = torch._C.PyTorchFileReader(part)
+        start = file_of_tensor.get_record_offset("data/0")
     size = meta.numel() * meta.element_size()
     if start + size > info.length:
         raise ValueError("it is truncated")

@@ -1,4 +1,4 @@
-"""Checkpoints of a run with torch.distributed.checkpoint: whole or not there at all.
+"""Checkpoints of a run: whole or not there at all.
 
 A checkpoint is written to a hidden folder and gets its name when all ranks have written.  In the
 background mode tensors are copied first, so training goes on while the copy is written.
@@ -7,6 +7,7 @@ background mode tensors are copied first, so training goes on while the copy is 
 import json
 import re
 import shutil
+import sys
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +16,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.optim.keyed import KeyedOptimizer
 
-__all__ = ["Checkpointer", "RunState", "find_checkpoints", "load_state", "read_run_state"]
+from fusedrec_torchrec.checkpoint.load import LoadReport, load_checkpoint
+from fusedrec_torchrec.checkpoint.save import Planned, save_checkpoint
+from fusedrec_torchrec.checkpoint.together import of_all_ranks
+from fusedrec_torchrec.checkpoint.writer import sync_folder
+
+__all__ = [
+    "Checkpointer",
+    "RunState",
+    "SaveError",
+    "find_checkpoints",
+    "load_state",
+    "read_run_state",
+]
 
 RUN_STATE = "run.json"
+SCHEDULES = "optimizer.state.__"
 VERSION = 1
 
 
@@ -73,6 +84,10 @@ def read_run_state(path: Path) -> RunState:
     return state
 
 
+class SaveError(RuntimeError):
+    """A checkpoint could not be saved."""
+
+
 class Checkpointer:
     """Saves checkpoints of one run.
 
@@ -80,66 +95,129 @@ class Checkpointer:
         folder: where they go.
         keep: how many of the latest stay.
         asynchronous: whether to write in the background.
+        stop_on_error: whether a save that fails ends the run; if not, it is reported.
+        planned: how the model is sharded.
     """
 
-    def __init__(self, folder: Path, keep: int, asynchronous: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        asynchronous: bool,
+        stop_on_error: bool = True,
+        planned: Planned | None = None,
+    ) -> None:
         self._folder = folder
         self._keep = keep
         # Saving talks between ranks while training does: it needs its own group, on the CPU.
         self._group = dist.new_group(backend="gloo")
         self._asynchronous = asynchronous
-        self._pending: tuple[Future[Any], Path] | None = None
+        self._stop_on_error = stop_on_error
+        self._planned = planned
+        self._pending: tuple[Future[Any] | None, Path] | None = None
+        self._problem: str | None = None
+        self.failed = 0
+        """Saves that failed."""
         if dist.get_rank() == 0:
             for left_over in [*folder.glob(".step_*.partial"), *folder.glob(".step_*.removed")]:
                 shutil.rmtree(left_over)
 
     def save(self, model: nn.Module, optimizer: KeyedOptimizer, state: RunState) -> None:
-        """Must be called on all ranks.  Waits for the save before, if that is not done yet."""
+        """Must be called on all ranks.  Waits for the save before, if that is not done yet.
+
+        Raises:
+            SaveError: this save failed, or the one before it did in the background; on all ranks.
+        """
         self.wait()
         path = self._folder / f"step_{state.step:08d}"
-        partial = self._folder / f".{path.name}.partial"
         if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / RUN_STATE).write_text(json.dumps(asdict(state)))
+            shutil.rmtree(self._partial(path), ignore_errors=True)
         dist.barrier(group=self._group)
-        tensors = _tensors(model, optimizer)
-        if self._asynchronous:
-            future = async_save(
-                tensors,
-                checkpoint_id=partial,
-                process_group=self._group,
-                async_stager=BlockingAsyncStager(),  # the default one cannot copy ShardedTensor
+        try:
+            future = save_checkpoint(
+                self._partial(path),
+                model,
+                optimizer,
+                state.step,
+                self._planned,
+                {RUN_STATE: json.dumps(asdict(state))},
+                self._group,
+                self._asynchronous,
             )
-            assert isinstance(future, Future)
-            self._pending = (future, path)
-        else:
-            save(tensors, checkpoint_id=partial, process_group=self._group)
-            self._publish(path)
-
-    def poll(self) -> None:
-        """Gives a save its name if it is done by now."""
-        if self._pending is not None and self._pending[0].done():
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            self._failed(path, error)
+            self.wait()
+            return
+        self._pending = (future, path)
+        if not self._asynchronous:
             self.wait()
 
-    def wait(self) -> None:
-        """Waits until what was saved is there."""
+    def poll(self) -> None:
+        """Gives a save its name if it is done by now; says nothing of an error yet."""
         if self._pending is not None:
-            future, path = self._pending
-            self._pending = None
-            try:
+            future, _ = self._pending
+            if future is None or future.done():
+                self._finish()
+
+    def wait(self) -> None:
+        """Waits until what was saved is there; must be called on all ranks.
+
+        Raises:
+            SaveError: it is not; on all ranks.
+        """
+        self._finish()
+        problems = [p for p in of_all_ranks(self._problem, self._group) if p is not None]
+        self._problem = None
+        if not problems:
+            return
+        self.failed += 1
+        left = find_checkpoints(self._folder)
+        last = f"the last complete one is {left[-1]}" if left else "there is no complete one"
+        text = f"{problems[0]}; {last}"
+        if self._stop_on_error:
+            raise SaveError(text)
+        if dist.get_rank() == 0:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def _finish(self) -> None:
+        if self._pending is None:
+            return
+        future, path = self._pending
+        self._pending = None
+        try:
+            if future is not None:
                 future.result()
-            except BaseException as error:
-                raise RuntimeError(f"checkpoint {path} could not be saved: {error}") from error
-            self._publish(path)
+            if dist.get_rank() == 0:
+                self._publish(path)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            self._failed(path, error)
+
+    def _failed(self, path: Path, error: BaseException) -> None:
+        self._problem = f"checkpoint {path} could not be saved: {_reason(error)}"
+        if dist.get_rank() == 0:
+            shutil.rmtree(self._partial(path), ignore_errors=True)  # its room is needed
+
+    def _partial(self, path: Path) -> Path:
+        return self._folder / f".{path.name}.partial"
 
     def _publish(self, path: Path) -> None:
-        if dist.get_rank() != 0:
-            return
         _remove(path)  # of an earlier attempt that stopped after it
-        (self._folder / f".{path.name}.partial").rename(path)
+        self._partial(path).rename(path)
+        sync_folder(self._folder)
         for old in find_checkpoints(self._folder)[: -self._keep]:
             _remove(old)
+
+
+def _reason(error: BaseException) -> str:
+    """The error of a rank, without the traceback that torch puts around it."""
+    failures: dict[int, Any] = getattr(error, "failures", {})
+    for rank, (inner, _) in sorted(failures.items()):
+        return f"rank {rank}: {inner}"
+    return str(error) or type(error).__name__
 
 
 def _remove(path: Path) -> None:
@@ -153,20 +231,16 @@ def _remove(path: Path) -> None:
 
 def load_state(
     path: Path, model: nn.Module, optimizer: KeyedOptimizer, schedule: torch.Tensor
-) -> None:
+) -> LoadReport:
     """Loads weights and optimizer state; must be called on all ranks.
 
     ``schedule`` replaces the saved position in the learning-rate schedule, which may be another
     one now.
     """
-    tensors = _tensors(model, optimizer)
-    load(tensors, checkpoint_id=path)
-    for key, state in tensors["optimizer"]["state"].items():
+    report = load_checkpoint(path, model, optimizer, verify=False, leave=SCHEDULES)
+    state = optimizer.state_dict()
+    for key, values in state["state"].items():
         if key.startswith("__"):
-            state["warmup"] = schedule.clone()
-    model.load_state_dict(tensors["model"])
-    optimizer.load_state_dict(tensors["optimizer"])
-
-
-def _tensors(model: nn.Module, optimizer: KeyedOptimizer) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            values["warmup"] = schedule.clone()
+    optimizer.load_state_dict(state)
+    return report

@@ -301,6 +301,10 @@ class CheckpointConfig:
     """How many of the latest checkpoints stay."""
     asynchronous: bool = True
     """Writes in the background while training goes on."""
+    on_error: Literal["stop", "warn"] = "stop"
+    """When a save fails, as the disk is full: stop ends the run, warn reports it and trains on."""
+    verify: bool = True
+    """Compares checksums before a run goes on from a checkpoint."""
 
 
 @section

@@ -1,6 +1,7 @@
 """The training of one rank, from the process group to the last evaluation."""
 
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,7 +84,11 @@ class Training:
 
         folder = config.logging.directory
         self._checkpointer = Checkpointer(
-            folder / "checkpoints", config.checkpoint.keep, config.checkpoint.asynchronous
+            folder / "checkpoints",
+            config.checkpoint.keep,
+            config.checkpoint.asynchronous,
+            config.checkpoint.on_error == "stop",
+            planned,
         )
         self._log = None
         if self._is_first:
@@ -102,7 +107,13 @@ class Training:
         for _ in range(warm_up):
             self._pipeline.progress(batches)
         schedule = schedule_position(self._config.optimizer.schedule, self.steps, state.step)
-        load_state(path, self.model, self.optimizer, schedule)
+        report = load_state(path, self.model, self.optimizer, schedule)
+        if report.converted and self._is_first:
+            print(
+                f"{path}: {len(report.converted)} optimizer states of another sharding converted: "
+                f"{report.converted[0]}" + ("; ..." if len(report.converted) > 1 else ""),
+                file=sys.stderr,
+            )
         self._sums.load(state.sums)
         if state.rates is not None and self._config.data.hot_batches.adaptive:
             self._rates.changes = [(first, rate) for first, rate in state.rates["changes"]]

@@ -10,13 +10,15 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from fusedrec_torchrec.checkpoint.verify import verify_together
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
@@ -24,11 +26,14 @@ from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.model import check_plan, check_sharding
-from fusedrec_torchrec.training.run_folder import claim, locked
+from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
 from fusedrec_torchrec.training.source import hot_samples, open_source
 from fusedrec_torchrec.training.summary import report
 
 __all__ = ["add_arguments", "load_config", "main", "open_checked", "run_rank"]
+
+
+T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,11 +132,11 @@ def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite:
     try:
         with contextlib.ExitStack() as stack:
 
-            def claimed() -> Path | None:
+            def locked_folder() -> None:
                 stack.enter_context(locked(config.logging.directory))
-                return claim(config, source, resume, overwrite, job)
 
-            checkpoint = _on_first_rank(claimed)
+            _on_first_rank(locked_folder)
+            checkpoint = _claimed(config, source, resume, overwrite, job)
             result = Training(config, source, device, checkpoint).run()
             if dist.get_rank() == 0:
                 report(config, result)
@@ -139,7 +144,24 @@ def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite:
         dist.destroy_process_group()
 
 
-def _on_first_rank(function: Callable[[], Path | None]) -> Path | None:
+def _claimed(
+    config: TrainConfig, source: Source, resume: str | None, overwrite: bool, job: str | None
+) -> Path | None:
+    """The checkpoint to go on from, whose files are what was written."""
+    while True:
+        path, restarted = _on_first_rank(lambda: claim(config, source, resume, overwrite, job))
+        if path is None or not config.checkpoint.verify:
+            return path
+        try:
+            verify_together(path)
+        except ValueError as error:
+            problem = str(error)
+            _on_first_rank(partial(refuse_damaged, config, path, restarted, problem))
+        else:
+            return path
+
+
+def _on_first_rank(function: Callable[[], T]) -> T:
     """What the function returns on rank 0; what it raises there, all ranks raise."""
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -150,8 +172,8 @@ def _on_first_rank(function: Callable[[], Path | None]) -> Path | None:
     dist.broadcast_object_list(answer)
     if answer[1] is not None:
         raise ValueError(answer[1])
-    path: Path | None = answer[0]
-    return path
+    result: T = answer[0]
+    return result
 
 
 def _die_with_parent() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 
-__all__ = ["check_run", "claim", "locked"]
+__all__ = ["check_run", "claim", "locked", "refuse_damaged"]
 
 JOB = ".job"
 # What may differ between a run and the run it resumes.
@@ -52,8 +53,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 def claim(
     config: TrainConfig, source: Source, resume: str | None, overwrite: bool, job: str | None
-) -> Path | None:
-    """Makes the folder this job's; returns the checkpoint to go on from, None for a new run.
+) -> tuple[Path | None, bool]:
+    """Makes the folder this job's.
+
+    Returns:
+        The checkpoint to go on from, None for a new run; and whether ranks were started again.
 
     Ranks that are started again under the same ``job`` go on from the latest checkpoint, whatever
     the command line says: it was obeyed when the job began.
@@ -72,7 +76,30 @@ def claim(
         _set_aside_after(path)
     if job is not None:
         marker.write_text(job)
-    return path
+    return path, again
+
+
+def refuse_damaged(config: TrainConfig, path: Path, restarted: bool, problem: str) -> None:
+    """For a checkpoint that cannot be used.
+
+    Ranks that were started again go on from the one before it: it is set aside.  A person who
+    wants to resume may want to know.
+
+    Raises:
+        ValueError: with the one before it, if there is one.
+    """
+    folder = config.logging.directory / "checkpoints"
+    before = [p for p in find_checkpoints(folder) if p != path]
+    if restarted and path.parent.resolve() == folder.resolve():
+        target = path.with_name(f"damaged_{path.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        path.rename(target)
+        last = before[-1] if before else "the beginning"
+        print(f"warning: {problem}; going on from {last}", file=sys.stderr, flush=True)
+        return
+    earlier = [p for p in before if p.name < path.name]
+    offer = f". The one before it: --resume {earlier[-1]}" if earlier else ""
+    raise ValueError(problem + offer)
 
 
 def check_run(
@@ -115,20 +142,8 @@ def _refuse_other_run(config: TrainConfig, source: Source, path: Path) -> None:
     ]
     if state.data != source.identity:
         differing.append("the data is not that of the checkpoint")
-    if _replicated(state.config) != _replicated(now):
-        differing.append(
-            "sharding changes between data_parallel and others, whose optimizer state differs"
-        )
     if differing:
         raise ValueError(f"{path} is of a different run: {'; '.join(differing)}")
-
-
-def _replicated(config: dict[str, Any]) -> tuple[bool, list[str]]:
-    """Whether tables are data-parallel, and which are exceptions from that."""
-    sharding = config["sharding"]
-    default = sharding["type"] == "data_parallel"
-    tables = sharding["tables"].items()
-    return default, sorted(name for name, kind in tables if (kind == "data_parallel") != default)
 
 
 def _differences(then: Any, now: Any, where: str) -> list[tuple[str, object, object]]:

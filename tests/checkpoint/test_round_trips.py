@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
-from tests.checkpoint.models import case_of, optimizer_of, trained, whole_states, whole_weights
+from tests.checkpoint.models import case_of, trained, whole_states, whole_weights
 from tests.cluster import Cluster
 from tests.parity import train_step
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
-from fusedrec_torchrec.training import checkpoint as module
+from fusedrec_torchrec.checkpoint import save as module
+from fusedrec_torchrec.checkpoint.manifest import MANIFEST
 from fusedrec_torchrec.training.checkpoint import Checkpointer, RunState, find_checkpoints
 from tests.cluster import Cluster
 
@@ -20,8 +21,8 @@ class Later:
     def __init__(self) -> None:
         self.futures: list[Future[None]] = []
 
-    def __call__(self, tensors: Any, *, checkpoint_id: Path, **_: Any) -> Future[None]:
-        (checkpoint_id / "tensors").touch()
+    def __call__(self, tensors: Any, *, storage_writer: Any, **_: Any) -> Future[None]:
+        (Path(storage_writer.path) / MANIFEST).touch()
         self.futures.append(Future())
         return self.futures[-1]
 
