@@ -4,14 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
+from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
+from fusedrec_torchrec.cli.checkpoint import show_checkpoint
 from fusedrec_torchrec.cli.prepare import print_prepared
 from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.planner.plan_file import read_plan
-from fusedrec_torchrec.terminal import human_bytes, print_table
-from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints, read_run_state
+from fusedrec_torchrec.terminal import print_table
+from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
 
 __all__ = ["add_command"]
@@ -34,8 +33,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{path} does not exist")
     if path.is_file():
         _show_plan(path)
-    elif (path / RUN_STATE).is_file():
-        _show_checkpoint(path)
+    elif (path / METADATA_FILE).is_file() or (path / RUN_STATE).is_file():
+        show_checkpoint(path)
     elif (path / MANIFEST).is_file():
         print_prepared(PreparedData.open(path))
     elif (path / "plan.yaml").is_file():
@@ -65,34 +64,6 @@ def _show_plan(path: Path) -> None:
     if file.grid is not None:
         what += f" in groups of {file.grid.sharding_group_size}"
     print_table(what, ("table", "sharding", "kernel", "shards", "hot rows"), rows)
-
-
-def _show_checkpoint(path: Path) -> None:
-    state = read_run_state(path)
-    files = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    print_table(
-        f"checkpoint {path}",
-        ("", ""),
-        [
-            ("step", state.step),
-            ("written by", f"{state.world_size} ranks"),
-            ("on disk", human_bytes(files)),
-        ],
-    )
-    try:
-        metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    except Exception as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    rows = []
-    for name, entry in metadata.items():
-        if isinstance(entry, TensorStorageMetadata):
-            size = entry.size.numel() * entry.properties.dtype.itemsize
-            shape = "x".join(map(str, entry.size)) or "scalar"
-            dtype = str(entry.properties.dtype).removeprefix("torch.")
-            rows.append((name, shape, dtype, len(entry.chunks), human_bytes(size)))
-        else:
-            rows.append((name, "", "object", 1, ""))
-    print_table("contents", ("name", "shape", "type", "shards", "size"), sorted(rows))
 
 
 def _show_run(path: Path) -> None:

@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         from fusedrec_torchrec.cli import (
             bench,
             calibrate,
+            checkpoint,
             inspect,
             plan,
             prepare,
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     data, planning = (prepare, profile, separate), (plan, simulate, calibrate)
-    for module in (train, *data, *planning, bench, inspect, version):
+    for module in (train, checkpoint, *data, *planning, bench, inspect, version):
         module.add_command(commands)
     return parser
 

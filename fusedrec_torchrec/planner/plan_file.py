@@ -45,6 +45,8 @@ __all__ = [
     "plan_file_of",
     "read_plan",
     "sharding_plan_of",
+    "shards_of",
+    "table_plan_of",
     "write_plan",
 ]
 
@@ -222,15 +224,7 @@ def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Seq
     places = [(tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
     rows = max(offset[0] + size[0] for offset, size in places)
     columns = max(offset[1] + size[1] for offset, size in places)
-    row_sizes, column_sizes = ([size[k] for _, size in places] for k in (0, 1))
-    # A shard without rows may have no columns either: TorchRec writes [0, columns] or [0, 0].
-    if places == _row_shards(row_sizes, columns):
-        given["rows_per_rank"] = _runs(row_sizes)
-    elif places == _column_shards(column_sizes, rows):
-        given["columns_per_rank"] = _runs(column_sizes)
-    else:
-        given["shards"] = [[list(offset), list(size)] for offset, size in places]
-    return TablePlan(rows=rows, columns=columns, **given), hot
+    return TablePlan(rows=rows, columns=columns, **given, **_written(places, rows, columns)), hot
 
 
 Places = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -362,39 +356,78 @@ def _tables_of(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -
     }
 
 
+def shards_of(
+    name: str, plan: TablePlan, rows: int, columns: int, ranks: int
+) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
+    """Rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
+
+    Raises:
+        ValueError: shards do not make up the table, or there are not as many as ranks.
+    """
+    places: Places
+    if plan.rows_per_rank is not None:
+        sizes = _numbers(plan.rows_per_rank, f"tables.{name}.rows_per_rank")
+        if sum(sizes) != rows:
+            raise ValueError(
+                f"tables.{name}.rows_per_rank adds up to {sum(sizes)}, must to {rows} rows"
+            )
+        places = _row_shards(sizes, columns)
+    elif plan.columns_per_rank is not None:
+        sizes = _numbers(plan.columns_per_rank, f"tables.{name}.columns_per_rank")
+        if sum(sizes) != columns:
+            raise ValueError(
+                f"tables.{name}.columns_per_rank adds up to {sum(sizes)}, must to {columns}"
+            )
+        places = _column_shards(sizes, rows)
+    elif plan.shards is not None:
+        places = [(tuple(offset), tuple(size)) for offset, size in plan.shards]
+    else:
+        return None
+    on_ranks = list(range(ranks)) if plan.ranks is None else plan.ranks
+    if len(places) != len(on_ranks) or not all(0 <= rank < ranks for rank in on_ranks):
+        raise ValueError(
+            f"tables.{name} has {len(places)} shards on ranks {on_ranks}, must be one on each "
+            f"and ranks below {ranks}"
+        )
+    return [(rank, *place) for rank, place in zip(on_ranks, places, strict=True)]
+
+
+def table_plan_of(
+    sharding: str,
+    rows: int,
+    columns: int,
+    shards: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+) -> TablePlan:
+    """A table's part of a file, of rank, offsets and sizes of each shard."""
+    given: dict[str, Any] = {"sharding": sharding, "rows": rows, "columns": columns}
+    given["ranks"] = [rank for rank, _, _ in shards]
+    places = [(tuple(offset), tuple(size)) for _, offset, size in shards]
+    return TablePlan(**given, **_written(places, rows, columns))
+
+
+def _written(places: Places, rows: int, columns: int) -> dict[str, Any]:
+    """How shards are written."""
+    row_sizes, column_sizes = ([size[k] for _, size in places] for k in (0, 1))
+    # A shard without rows may have no columns either: TorchRec writes [0, columns] or [0, 0].
+    if places == _row_shards(row_sizes, columns):
+        return {"rows_per_rank": _runs(row_sizes)}
+    if places == _column_shards(column_sizes, rows):
+        return {"columns_per_rank": _runs(column_sizes)}
+    return {"shards": [[list(offset), list(size)] for offset, size in places]}
+
+
 def _sharding(
     name: str, plan: TablePlan, table: _Found, file: PlanFile, hot_set: HotSet | None, ranks: int
 ) -> ParameterSharding:
-    places: Places | None = None
-    if plan.rows_per_rank is not None:
-        sizes = _numbers(plan.rows_per_rank, f"tables.{name}.rows_per_rank")
-        if sum(sizes) != table.rows:
-            raise ValueError(
-                f"tables.{name}.rows_per_rank adds up to {sum(sizes)}, must to {table.rows} rows"
-            )
-        places = _row_shards(sizes, table.columns)
-    elif plan.columns_per_rank is not None:
-        sizes = _numbers(plan.columns_per_rank, f"tables.{name}.columns_per_rank")
-        if sum(sizes) != table.columns:
-            raise ValueError(
-                f"tables.{name}.columns_per_rank adds up to {sum(sizes)}, must to {table.columns}"
-            )
-        places = _column_shards(sizes, table.rows)
-    elif plan.shards is not None:
-        places = [(tuple(offset), tuple(size)) for offset, size in plan.shards]
+    places = shards_of(name, plan, table.rows, table.columns, ranks)
     on_ranks = list(range(ranks)) if plan.ranks is None else plan.ranks
     spec = None
     if places is not None:
-        if len(places) != len(on_ranks) or not all(0 <= rank < ranks for rank in on_ranks):
-            raise ValueError(
-                f"tables.{name} has {len(places)} shards on ranks {on_ranks}, must be one on each "
-                f"and ranks below {ranks}"
-            )
         devices = remote_devices(file.device, ranks, file.ranks_per_node)
         spec = EnumerableShardingSpec(
             [
                 ShardMetadata(list(offset), list(size), devices[rank])
-                for (offset, size), rank in zip(places, on_ranks, strict=True)
+                for rank, offset, size in places
             ]
         )
     given: dict[str, Any] = {

@@ -1,0 +1,113 @@
+"""The tables of a checkpoint, with their optimizer states, and what else it has."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fusedrec_torchrec.checkpoint.load import WEIGHTS
+from fusedrec_torchrec.checkpoint.manifest import Manifest, read_manifest
+from fusedrec_torchrec.checkpoint.reader import CheckpointReader
+from fusedrec_torchrec.checkpoint.table_state import WEIGHT, StateNames, StoredState
+
+__all__ = ["Contents", "StoredTable"]
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table in a checkpoint.
+
+    Attributes:
+        name: of the table.
+        weight: name of its weight.
+        rows: of the table.
+        columns: of the table.
+        dtype: of the weight.
+        shards: that the weight is stored in.
+        states: names of its optimizer states, by what they are.
+    """
+
+    name: str
+    weight: str
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    shards: int
+    states: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Of the weight."""
+        return self.rows * self.columns * self.dtype.itemsize
+
+
+class Contents:
+    """What a checkpoint holds, by its metadata, with or without a manifest.
+
+    Args:
+        path: folder of the checkpoint.
+
+    Raises:
+        ValueError: there is no checkpoint, or it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reader = CheckpointReader(path)
+        self.manifest: Manifest | None = read_manifest(path)
+
+    @cached_property
+    def tables(self) -> dict[str, StoredTable]:
+        """By name."""
+        tensors = self.reader.tensors
+        names = StateNames(tensors, WEIGHTS)
+        found: dict[str, StoredTable] = {}
+        for name, about in tensors.items():
+            parsed = WEIGHT.fullmatch(name)
+            if parsed is None or not name.startswith(f"{WEIGHTS}.") or len(about.size) != 2:
+                continue
+            table = StoredTable(
+                name=parsed["table"],
+                weight=name,
+                rows=about.size[0],
+                columns=about.size[1],
+                dtype=about.properties.dtype,
+                shards=sum(1 for chunk in about.chunks if chunk.sizes.numel()),
+                states=names.of_weight(name.removeprefix(f"{WEIGHTS}.")),
+            )
+            if table.name in found:
+                raise ValueError(
+                    f"{self.path}: {name!r} and {found[table.name].weight!r} are tables of one "
+                    "name, which cannot be told apart"
+                )
+            found[table.name] = table
+        return found
+
+    @cached_property
+    def others(self) -> list[str]:
+        """Names of tensors that are not of tables."""
+        of_tables = {
+            name
+            for table in self.tables.values()
+            for name in (table.weight, *table.states.values())
+        }
+        return [name for name in self.reader.tensors if name not in of_tables]
+
+    def state(self, table: StoredTable, kind: str) -> StoredState:
+        """One of a table's optimizer states."""
+        return StoredState(self.reader, table.states[kind], table.rows, table.columns, table.weight)
+
+    def sharding(self, table: StoredTable) -> str:
+        """As the manifest has it, or as its shards look."""
+        entry = None if self.manifest is None else self.manifest.tables.get(table.name)
+        if entry is not None and entry.sharding is not None:
+            return entry.sharding
+        chunks = [c for c in self.reader.tensors[table.weight].chunks if c.sizes.numel()]
+        if any("sum" in kind or kind in ("exp_avg", "step") for kind in table.states):
+            return "data_parallel"
+        if len(chunks) <= 1:
+            return "whole"
+        if all(c.sizes[1] == table.columns for c in chunks):
+            return "rows"
+        return "columns" if all(c.sizes[0] == table.rows for c in chunks) else "rows and columns"
