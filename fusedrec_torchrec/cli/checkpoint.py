@@ -223,7 +223,9 @@ def _convert(arguments: argparse.Namespace) -> None:
             raise ValueError("--table and --plan are both given: the plan has all tables")
     else:
         manifest = contents.manifest
-        ranks = arguments.world_size or (1 if manifest is None else manifest.world_size)
+        ranks = 1 if manifest is None else manifest.world_size
+        if arguments.world_size is not None:
+            ranks = arguments.world_size
         tables = {}
         for pair in arguments.table:
             name, equals, sharding = pair.partition("=")

@@ -44,6 +44,7 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.stages import stage
+from fusedrec_torchrec.lost_rank import wait
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.hot.rows import HotRows
@@ -295,7 +296,7 @@ class AllHotAwaitable(InputAwaitable):
 
     def _receive(self) -> Awaitable[ReceivedRows]:
         batch, layout = self._batch, self._batch.input_dist.layout
-        self._work.wait()
+        wait(self._work, batch.input_dist.pg, "ids")
         words = self._words.view(layout.world_size, -1).tolist()
         if any(failed or needs_owners for failed, needs_owners, *_ in words):
             return _Messages(HeaderAwaitable(batch))
@@ -328,12 +329,13 @@ class _Statuses:
     """The status words of all ranks, of other groups, too; on their way."""
 
     def __init__(self, everyone: dist.ProcessGroup, status: torch.Tensor) -> None:
+        self._everyone = everyone
         self._own = status.int().view(1)
         self._found = self._own.new_empty(everyone.size())
         self._work = dist.all_gather_single(self._found, self._own, group=everyone, async_op=True)
 
     def wait(self) -> torch.Tensor:
-        self._work.wait()
+        wait(self._work, self._everyone, "ids")
         return self._found
 
 
@@ -390,7 +392,7 @@ class HeaderAwaitable(InputAwaitable):
         return torch.cat(columns, dim=1)
 
     def _receive(self) -> Awaitable[ReceivedRows]:
-        self._work.wait()
+        wait(self._work, self._input_dist.pg, "ids")
         ranks, buckets = self._received.size(0), self._buckets
         header_W = self._received[:, : self._header]
         counts_OK = self._routed.counts_KO.t().to(header_W.dtype)
@@ -439,6 +441,7 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
         super().__init__()
         send_splits = [sum(row) for row in context.counts_out[: pg.size()]]
         receive_splits = [sum(row) for row in context.counts_in]
+        self._pg = pg
         self._send = routed.wire_order()
         self._rows = self._send.new_empty(sum(receive_splits))
         self._context = context
@@ -453,5 +456,5 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
 
     def _wait_impl(self) -> ReceivedRows:
         with stage("ids"):
-            self._work.wait()
+            wait(self._work, self._pg, "ids")
         return ReceivedRows(self._rows, self._context.counts_in, self._context.hot)

@@ -20,6 +20,7 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.hot.batch import HotBatch
+from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["FusedOutputDist"]
 
@@ -107,10 +108,10 @@ class _RowExchange:
             result, self._in_flight, receive, send, group=self._pg, async_op=True
         )
 
-    def finish(self) -> torch.Tensor:
+    def finish(self, what: str) -> torch.Tensor:
         assert self._result is not None
         if self._work is not None:
-            self._work.wait()
+            wait(self._work, self._pg, what)
         result = self._result
         self._work = self._result = self._in_flight = None
         return result
@@ -127,7 +128,7 @@ class _Launch(Function):
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         with stage("gradients"):
-            return ctx.exchange.finish(), None
+            return ctx.exchange.finish("gradients"), None
 
 
 class _Wait(Function):
@@ -137,7 +138,7 @@ class _Wait(Function):
     def forward(ctx: Any, launched: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
         ctx.exchange = exchange
         with stage("rows"):
-            return exchange.finish().view_as(launched)
+            return exchange.finish("rows").view_as(launched)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]

@@ -22,6 +22,7 @@ from fusedrec_torchrec.exchange.input_dist import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.tables import Block
 from fusedrec_torchrec.grid.touched import distinct
+from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["Average", "Syncs"]
 
@@ -134,7 +135,7 @@ class Average:
             return
         arrived, self._in_flight = self._in_flight, None
         for work in arrived.works:
-            work.wait()
+            wait(work, self._pg, "2D sync")
         if arrived.sums is None:
             for block in self._blocks:
                 for tensor in block.tensors:

@@ -18,6 +18,7 @@ from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica, Settings
 from fusedrec_torchrec.hot.sync import GradientSync
+from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["SharedUpdates"]
 
@@ -78,7 +79,7 @@ class SharedUpdates:
         self._kernels = kernels
         self._duplicates = duplicates
         self._replicas = [WholeTable(kernel) for kernel in kernels]
-        self._sync = GradientSync(pg, self._replicas)
+        self._sync = GradientSync(pg, self._replicas, stage="2D sync")
         device = self._replicas[0].tensors[0].device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for kernel in kernels:
@@ -120,7 +121,7 @@ class SharedUpdates:
     def send(self, lookup: _Lookup, gradients: Sequence[torch.Tensor]) -> None:
         """Starts the sync of a lookup's gradients."""
         if lookup.work is not None:
-            lookup.work.wait()
+            wait(lookup.work, self._pg, "2D sync")
             lookup.work = None
         # Groups divide by the number of their ranks; the mean is over all ranks.
         factor = 1 / self._pg.size() if get_gradient_division() else 1.0

@@ -24,6 +24,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica, Settings
+from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["GradientSync"]
 
@@ -57,10 +58,18 @@ class GradientSync:
         pg: the process group.
         replicas: of each bucket.
         every: steps from one sync to the next.
+        stage: what the sync is called in errors.
     """
 
-    def __init__(self, pg: dist.ProcessGroup, replicas: Sequence[Replica], every: int = 1) -> None:
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        replicas: Sequence[Replica],
+        every: int = 1,
+        stage: str = "hot sync",
+    ) -> None:
         self._pg = pg
+        self._stage = stage
         self._replicas = replicas
         self._dims = [replica.dim for replica in replicas]
         self._every = every
@@ -138,7 +147,7 @@ class GradientSync:
             return
         arrived, self._in_flight = self._in_flight, None
         for work in arrived.works:
-            work.wait()
+            wait(work, self._pg, self._stage)
         for sums in self._sums:
             sums.restore()
         found = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)

@@ -1,0 +1,150 @@
+"""A rank that hangs or dies: an error on all others that names the stage and the rank.
+
+A collective that nobody answers ends after the timeout of its process group, or when a connection
+breaks, with a text about sockets.  Ranks that come to this point tell each other through the store
+of the process group where they wait.  Whoever has nothing to say is the one they wait for.  The
+first rank that knows writes it down, and all raise the same error.
+
+All of this happens after the failure; a step that goes well pays nothing.
+"""
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["LostRankError", "explained", "is_of_communication", "wait"]
+
+GRACE_SECONDS = 10.0  # that ranks wait for each other's word
+ACK_SECONDS = 3.0
+COMMUNICATION = re.compile(
+    r"gloo|nccl|timed? ?out|connection (closed|reset|refused)|broken pipe|recv|process group",
+    re.IGNORECASE,
+)
+TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+class LostRankError(RuntimeError):
+    """A rank did not answer."""
+
+
+def wait(work: dist.Work, pg: dist.ProcessGroup | None, stage: str) -> None:
+    """Waits for a collective.
+
+    Args:
+        work: the collective.
+        pg: its process group; all ranks if None.
+        stage: of the step, for the error.
+
+    Raises:
+        LostRankError: a rank did not answer.
+    """
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise explained(error, pg, stage) from error
+
+
+def is_of_communication(error: BaseException) -> bool:
+    """Whether an error looks like one of a rank that is lost."""
+    if isinstance(error, LostRankError | dist.DistBackendError | dist.DistNetworkError):
+        return True
+    return isinstance(error, RuntimeError) and COMMUNICATION.search(str(error)) is not None
+
+
+def explained(
+    error: RuntimeError, pg: dist.ProcessGroup | None = None, stage: str = "unknown"
+) -> RuntimeError:
+    """The error that says who is missing; the same error if it is about something else."""
+    if isinstance(error, LostRankError) or not is_of_communication(error):
+        return error
+    try:
+        ranks = dist.get_process_group_ranks(pg or dist.group.WORLD)
+        return LostRankError(_Incident(ranks, stage, error).verdict())
+    except Exception as problem:  # the store may be gone with the rank
+        return LostRankError(
+            f"stage {stage!r}: a rank did not answer, and who it is cannot be found out "
+            f"({_first_line(problem)}): {_first_line(error)}"
+        )
+
+
+class _Incident:
+    """What ranks say when they wait in vain.
+
+    Args:
+        ranks: that should have answered.
+        stage: in which this rank waits.
+        error: that the collective ended with.
+    """
+
+    def __init__(self, ranks: list[int], stage: str, error: RuntimeError) -> None:
+        self._ranks, self._stage, self._error = ranks, stage, error
+        self._rank = dist.get_rank()
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        # Ranks that are started again may meet the words of the round before in the store.
+        self._key = f"fusedrec/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+    def verdict(self) -> str:
+        """What all ranks agree on: what the first of them has found."""
+        self._store.set(f"{self._key}/{self._rank}", self._stage)
+        said = self._listen()
+        if not self._store.check([f"{self._key}/verdict"]):
+            self._store.compare_set(f"{self._key}/verdict", "", json.dumps(self._describe(said)))
+        text: str = json.loads(self._store.get(f"{self._key}/verdict"))
+        self._store.set(f"{self._key}/heard/{self._rank}", "1")
+        if self._rank == 0:  # the store may live here: others must have read it
+            self._until(lambda: all(self._has(f"heard/{r}") for r in said), ACK_SECONDS)
+        return text
+
+    def _listen(self) -> dict[int, str]:
+        """Stages by rank, of all that speak in time; nobody waits longer if all is known."""
+        self._until(
+            lambda: self._has("verdict") or all(self._has(str(r)) for r in self._ranks),
+            GRACE_SECONDS,
+        )
+        return {
+            rank: self._store.get(f"{self._key}/{rank}").decode()
+            for rank in range(dist.get_world_size())
+            if self._has(str(rank))
+        }
+
+    def _has(self, what: str) -> bool:
+        return bool(self._store.check([f"{self._key}/{what}"]))
+
+    def _until(self, done: Any, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done() and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _describe(self, said: dict[int, str]) -> str:
+        missing = [rank for rank in self._ranks if rank not in said]
+        timed_out = TIMEOUT.search(str(self._error)) is not None
+        stages = sorted(set(said.values()))
+        where = f"stage {self._stage!r}"
+        if len(stages) > 1:
+            where += " (" + ", ".join(
+                f"{_listed([r for r, s in said.items() if s == stage])} in {stage!r}"
+                for stage in stages
+            ) + ")"  # fmt: skip
+        if not missing:
+            return (
+                f"{where}: all ranks are there, but a collective failed; do they call the same "
+                f"ones? {_first_line(self._error)}"
+            )
+        waiting = _listed([rank for rank in said if rank in self._ranks])
+        what = "did not answer in time" if timed_out else "is gone: its connection broke"
+        return (
+            f"{where}: {_listed(missing)} {what}; {waiting} waited for it. The timeout is that of "
+            "the process group (launch.timeout_seconds, or timeout of init_process_group)"
+        )
+
+
+def _listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

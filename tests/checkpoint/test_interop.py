@@ -1,0 +1,205 @@
+"""torch.distributed.checkpoint and stock TorchRec read what we write, and we read what they do."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+import fusedrec_torchrec as fr
+from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
+from fusedrec_torchrec.checkpoint.contents import Contents
+from fusedrec_torchrec.checkpoint.convert import convert, plan_for
+from fusedrec_torchrec.checkpoint.verify import verify
+from fusedrec_torchrec.planner.plan_file import read_plan
+from tests.case import Case, Table, sharded
+from tests.checkpoint.models import case_of, optimizer_of, trained, whole_states, whole_weights
+from tests.checkpoint.test_round_trips import Numbers, equal, load_and_save, train_and_save
+from tests.cluster import Cluster
+from tests.parity import train_step
+
+Clusters = Callable[[int], Cluster]
+STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
+
+
+def load_plainly(sharding: str, ranks: int, folder: str) -> Numbers:
+    """As a training without this package would."""
+    case = case_of(sharding, ranks)
+    model, optimizer = trained(case, steps=1)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return whole_weights(case, model), whole_states(case, optimizer)
+
+
+def save_plainly(sharding: str, ranks: int, folder: str) -> Numbers:
+    case = case_of(sharding, ranks)
+    model, optimizer = trained(case)
+    save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=folder)
+    return whole_weights(case, model), whole_states(case, optimizer)
+
+
+@pytest.mark.parametrize("sharding", ["fused_row_wise", "table_wise", "row_wise"])
+def test_torch_alone_loads_a_checkpoint(cluster_2: Cluster, tmp_path: Path, sharding: str) -> None:
+    want = cluster_2.run(train_and_save, "fused_row_wise", 2, str(tmp_path / "it"), {})[0]
+    equal(cluster_2.run(load_plainly, sharding, 2, str(tmp_path / "it"))[0], want)
+
+
+@pytest.mark.parametrize("sharding", STOCK)
+def test_a_checkpoint_of_torch_alone_is_loaded(
+    cluster_2: Cluster, tmp_path: Path, sharding: str
+) -> None:
+    want = cluster_2.run(save_plainly, sharding, 2, str(tmp_path))[0]
+    (got, converted), *_ = cluster_2.run(
+        load_and_save, "fused_row_wise", 2, str(tmp_path), None, {}
+    )
+    for name, weight in want[0].items():
+        assert torch.equal(got[0][name], weight)
+    assert bool(converted) == (sharding in ("column_wise", "data_parallel"))
+    if sharding != "column_wise":
+        equal(got, want)
+        return
+    for table in case_of(sharding, 2).tables:
+        # Of each column shard the mean of squares of its own columns: all are four wide.
+        of_shards = want[1][table.name].view(-1, table.rows)
+        assert of_shards.size(0) == table.dim // 4
+        torch.testing.assert_close(
+            got[1][table.name], of_shards.mean(0), rtol=1e-6, atol=0, check_dtype=False
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("sharding", ["fused_row_wise", *STOCK])
+def test_converted_checkpoints_are_what_the_sharding_would_have_written(
+    clusters: Clusters, tmp_path: Path, sharding: str, ranks: int
+) -> None:
+    want = clusters(2).run(train_and_save, "fused_row_wise", 2, str(tmp_path / "it"), {})[0]
+    contents = Contents(tmp_path / "it")
+    if sharding == "column_wise":  # the test's models have shards of four columns
+        clusters(ranks).run(train_and_save, sharding, ranks, str(tmp_path / "planned"), {})
+        plan, _ = read_plan(tmp_path / "planned" / "plan.yaml")
+    else:
+        plan = plan_for(contents, ranks, sharding)
+    convert(contents, tmp_path / "other", plan)
+    assert verify(tmp_path / "other") == []
+    got = clusters(ranks).run(load_plainly, sharding, ranks, str(tmp_path / "other"))[0]
+    for name, weight in want[0].items():
+        assert torch.equal(got[0][name], weight)
+    back = tmp_path / "back"
+    converted = Contents(tmp_path / "other")
+    convert(converted, back, plan_for(converted, 2, "fused_row_wise"))
+    equal(clusters(2).run(load_plainly, "fused_row_wise", 2, str(back))[0], want)
+
+
+def other_layout(folder: str) -> Numbers:
+    """Other row ranges and other buckets than those that wrote the checkpoint."""
+    case = case_of("fused_row_wise", 2)
+    a, b, c, d = case.tables
+    other = dataclasses.replace(
+        case,
+        tables=(
+            dataclasses.replace(d, rows_per_rank=(0, 41)),
+            dataclasses.replace(b, rows_per_rank=(30, 3)),
+            dataclasses.replace(a, rows_per_rank=(1, 49), hot=(0, 1, 49)),
+            dataclasses.replace(c, sharding="table_wise"),
+        ),
+    )
+    model, optimizer = trained(other, steps=2)
+    load_checkpoint(folder, model, optimizer)
+    return whole_weights(other, model), whole_states(other, optimizer)
+
+
+def test_other_buckets_ranges_and_hot_rows(cluster_2: Cluster, tmp_path: Path) -> None:
+    want = cluster_2.run(train_and_save, "fused_row_wise", 2, str(tmp_path / "it"), {})[0]
+    equal(cluster_2.run(other_layout, str(tmp_path / "it"))[0], want)
+
+
+def dtensor_model(case: Case) -> DistributedModelParallel:
+    """State dicts of DTensors, if the environment asks for them."""
+    made: list[ShardingEnv] = []
+    original = ShardingEnv.from_process_group
+
+    def with_dtensor(group: dist.ProcessGroup) -> ShardingEnv:
+        env = original(group)
+        env.output_dtensor = True
+        env.device_mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        made.append(env)
+        return env
+
+    ShardingEnv.from_process_group = with_dtensor  # type: ignore[method-assign, assignment]
+    try:
+        return sharded(case)
+    finally:
+        ShardingEnv.from_process_group = original  # type: ignore[method-assign]
+        assert made
+
+
+def through_dtensors(folder: str) -> tuple[Numbers, Numbers, Numbers, bool]:
+    case = case_of("fused_row_wise", 2)
+    model = dtensor_model(case)
+    optimizer = optimizer_of(case, model)
+    for step in range(3):
+        train_step(case, model, step, optimizer)
+    is_dtensor = all(isinstance(v, DTensor) for v in model.state_dict().values())
+    want = whole_weights(case, model), whole_states(case, optimizer)
+    save_checkpoint(f"{folder}/of_dtensors", model, optimizer)
+    plain, plain_optimizer = trained(case, steps=1)
+    load_checkpoint(f"{folder}/of_dtensors", plain, plain_optimizer)
+    first = whole_weights(case, plain), whole_states(case, plain_optimizer)
+    save_checkpoint(f"{folder}/of_shards", plain, plain_optimizer)
+    train_step(case, model, 5, optimizer)
+    load_checkpoint(f"{folder}/of_shards", model, optimizer)
+    return want, first, (whole_weights(case, model), whole_states(case, optimizer)), is_dtensor
+
+
+def test_dtensors_and_sharded_tensors(cluster_2: Cluster, tmp_path: Path) -> None:
+    want, first, second, is_dtensor = cluster_2.run(through_dtensors, str(tmp_path))[0]
+    assert is_dtensor
+    equal(first, want)
+    equal(second, want)
+
+
+def hashed(folder: str, seed: int | None, save_it: bool) -> str | None:
+    tables = (Table("a", 50), Table("b", 33))
+    case = Case(tables=tables, batch_sizes=(5, 5), optimizer="adagrad")
+    options = (
+        fr.ExchangeOptions() if seed is None else fr.ExchangeOptions(hash_ids=["a"], hash_seed=seed)
+    )
+    model = sharded(case, options)
+    optimizer: Any = model.fused_optimizer
+    if save_it:
+        save_checkpoint(folder, model, optimizer)
+        return None
+    try:
+        load_checkpoint(folder, model, optimizer)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "problem"),
+    [
+        (3, 3, None),
+        (None, None, None),
+        (3, 4, "'a' was trained with ids hashed with hash_seed 3, the model has ids hashed with"),
+        (3, None, "'a' was trained with ids hashed with hash_seed 3, the model has ids that are"),
+        (None, 3, "'a' was trained with ids that are rows, the model has ids hashed with"),
+    ],
+)
+def test_another_hash_is_refused(
+    cluster_2: Cluster, tmp_path: Path, saved: int | None, loaded: int | None, problem: str | None
+) -> None:
+    cluster_2.run(hashed, str(tmp_path / "it"), saved, True)
+    found = cluster_2.run(hashed, str(tmp_path / "it"), loaded, False)
+    for error in found:
+        assert (error is None) if problem is None else (problem in error)
