@@ -12,6 +12,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.data.alternation import Alternation
+from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.hot_first import HotFirst
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.order import Order
@@ -40,6 +41,7 @@ class Loader:
         workers: processes that read ahead; 0 reads in this one.
         seed: of the shuffling.
         hot: forms hot and cold batches, if not None.
+        check: says what is wrong with a batch, in the processes that read ahead.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Loader:
         workers: int = 0,
         seed: int = 0,
         hot: HotFirst | None = None,
+        check: BatchCheck | None = None,
     ) -> None:
         if lanes % world_size:
             raise ValueError(
@@ -77,6 +80,7 @@ class Loader:
         self._lanes = range(rank * each, (rank + 1) * each)
         self._workers = workers
         self._hot = hot
+        self._check = check
         self._hot_share = 0.0 if hot is None else hot.share(source, part)
         self.features = list(source.table_rows)
         self.waited = 0.0
@@ -95,7 +99,7 @@ class Loader:
                 f"{self._order.batch_size}; use more data or smaller batches"
             )
         hot_set = None if self._hot is None else self._hot.hot_set
-        chunks = _Chunks(self._source, self._order, self._lanes, hot_set)
+        chunks = _Chunks(self._source, self._order, self._lanes, hot_set, self._check)
         first, skip = chunks.find(start)
         sampler = _Numbers(first, None if stop is None else chunks.find(stop - 1)[0] + 1)
         loader = DataLoader(
@@ -168,6 +172,7 @@ class _Chunk:
         ids: of all batches; of each one feature by feature, sample by sample.
         lengths: [batches, features * samples].
         ends: where each batch's ids end.
+        problems: of each batch; None if there is none.
     """
 
     dense: torch.Tensor
@@ -175,6 +180,7 @@ class _Chunk:
     ids: torch.Tensor
     lengths: torch.Tensor
     ends: list[int]
+    problems: list[str | None]
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -187,10 +193,11 @@ class _Chunk:
             ids=self.ids.pin_memory(),
             lengths=self.lengths.pin_memory(),
             ends=self.ends,
+            problems=self.problems,
         )
 
     def batch(self, place: int, features: list[str]) -> Batch:
-        return Batch(
+        return CheckedBatch(
             dense_features=self.dense[place],
             sparse_features=KeyedJaggedTensor(
                 keys=features,
@@ -199,6 +206,7 @@ class _Chunk:
                 stride=self.labels.size(1),
             ),
             labels=self.labels[place],
+            problem=self.problems[place],
         )
 
 
@@ -206,12 +214,18 @@ class _Chunks(Dataset[_Chunk]):
     """Chunk by number, counted over epochs."""
 
     def __init__(
-        self, source: Source, order: Order, lanes: range, hot_set: HotSet | None = None
+        self,
+        source: Source,
+        order: Order,
+        lanes: range,
+        hot_set: HotSet | None = None,
+        check: BatchCheck | None = None,
     ) -> None:
         self._source = source
         self._order = order
         self._lanes = lanes
         self._hot_set = hot_set
+        self._check = check
 
     def find(self, batch: int) -> tuple[int, int]:
         """The chunk of a batch, and its place in it."""
@@ -231,13 +245,19 @@ class _Chunks(Dataset[_Chunk]):
         for place, part in enumerate(parts):
             if part.lengths is not None:
                 lengths[place] = part.lengths.ravel()
-        return _Chunk(
+        chunk_of = _Chunk(
             dense=torch.from_numpy(np.stack([part.dense for part in parts])),
             labels=torch.from_numpy(np.stack([part.labels for part in parts])),
             ids=torch.from_numpy(np.concatenate([part.ids for part in parts])),
             lengths=torch.from_numpy(lengths),
             ends=np.cumsum([len(part.ids) for part in parts]).tolist(),
+            problems=[None] * batches,
         )
+        if self._check is not None:
+            names = list(self._source.table_rows)
+            for place in range(batches):
+                chunk_of.problems[place] = self._check(chunk_of.batch(place, names))
+        return chunk_of
 
     def _lane(self, epoch: int, chunk: int, lane: int) -> Samples:
         pieces = self._order.pieces(epoch, chunk, lane)

@@ -48,6 +48,7 @@ class RunState:
         data: identity of the data.
         world_size: ranks that wrote the checkpoint.
         rates: how hot and cold batches alternated so far, and the losses that decide on it.
+        skipped: steps that were left out because of bad batches.
         version: of this format.
     """
 
@@ -57,6 +58,7 @@ class RunState:
     data: dict[str, Any]
     world_size: int
     rates: dict[str, Any] | None = None
+    skipped: int = 0
     version: int = VERSION
 
 

@@ -12,6 +12,7 @@ from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions
 
 __all__ = [
+    "BadBatchesConfig",
     "CheckpointConfig",
     "CriteoConfig",
     "DataConfig",
@@ -308,6 +309,17 @@ class CheckpointConfig:
 
 
 @section
+class BadBatchesConfig:
+    policy: Literal["error", "skip"] = "error"
+    """A batch with ids out of range, NaN or infinity, or gradients that are not finite: error ends
+    the run, on all ranks; skip leaves the step out, on all ranks, and counts it."""
+    gradients: bool = True
+    """Checks gradients, too, before tables are updated: one small collective a step."""
+    most: int | None = Field(default=100, ge=0)
+    """Steps that may be skipped before it is an error after all; none is no limit."""
+
+
+@section
 class TrainConfig:
     model: ModelConfig = ModelConfig()
     tables: list[TableConfig] = Field(default=[])
@@ -318,6 +330,7 @@ class TrainConfig:
     launch: LaunchConfig = LaunchConfig()
     logging: LoggingConfig = LoggingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    bad_batches: BadBatchesConfig = BadBatchesConfig()
     plan: Path | None = None
     """Plan file (`fusedrec plan`, or of an earlier run): how tables are sharded, hot rows and 2D
     parallelism; sharding then has but the exchange's settings."""
@@ -354,6 +367,16 @@ class TrainConfig:
             )
         if hot.adaptive and not self.eval_every:
             raise ValueError("data.hot_batches.adaptive needs eval_every, the losses to go by")
+        if (
+            self.bad_batches.policy == "skip"
+            and self.bad_batches.gradients
+            and self.optimizer.embedding.type != "sgd"
+            and not self.optimizer.embedding.eps
+        ):
+            raise ValueError(
+                "optimizer.embedding.eps is 0, must be more where bad_batches.policy is skip: "
+                "a gradient of zero divided by a state of zero is no number"
+            )
         names = self.table_names
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})

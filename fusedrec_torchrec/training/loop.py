@@ -19,7 +19,9 @@ from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
+from fusedrec_torchrec.lost_rank import explained
 from fusedrec_torchrec.planner.plan_file import write_plan
+from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
     RunState,
@@ -76,7 +78,11 @@ class Training:
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
-        self._pipeline = TrainPipelineSparseDist(self.model, self.optimizer, device)
+        self._bad_batches = BadBatches(config.bad_batches)
+        if config.bad_batches.gradients:
+            self._bad_batches.guard(unsharded.model.sparse_arch)
+        guarded = GuardedOptimizer(self.optimizer, self._bad_batches)
+        self._pipeline = TrainPipelineSparseDist(self.model, guarded, device)
         self._sums = ClickSums(device)
         self.step = 0
         if resume is not None:
@@ -102,7 +108,7 @@ class Training:
         # and sums in another order differ in the last bit: so these steps are run, and undone by
         # loading.
         warm_up = min(state.step, DDP_STEPS)
-        batches = self._train_data.read(0, warm_up)
+        batches = self._bad_batches.watch(self._train_data.read(0, warm_up), 0)
         self.model.train()
         for _ in range(warm_up):
             self._pipeline.progress(batches)
@@ -115,6 +121,7 @@ class Training:
                 file=sys.stderr,
             )
         self._sums.load(state.sums)
+        self._bad_batches.skipped = state.skipped
         if state.rates is not None and self._config.data.hot_batches.adaptive:
             self._rates.changes = [(first, rate) for first, rate in state.rates["changes"]]
             self._rates.losses = list(state.rates["losses"])
@@ -178,7 +185,7 @@ class Training:
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config
         start = self.step
-        segment = itertools.islice(stream, stop - start)
+        segment = self._bad_batches.watch(itertools.islice(stream, stop - start), start)
         self.model.train()
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
@@ -202,13 +209,15 @@ class Training:
     def _step(self, segment: Iterator[Batch], count: bool) -> None:
         """One step.  A counted one sees every operator, so it is left out of the throughput."""
         begun, waited = time.perf_counter(), self._train_data.waited
+        skipped = self._bad_batches.skipped_steps
         if count:
             with CollectiveCounter() as counter:
-                _, logits, labels = self._pipeline.progress(segment)
+                _, logits, labels = self._progress(segment)
             self._window.traffic = _traffic(counter)
         else:
-            _, logits, labels = self._pipeline.progress(segment)
-        self._sums.update(logits, labels)
+            _, logits, labels = self._progress(segment)
+        if self._bad_batches.skipped_steps == skipped:
+            self._sums.update(logits, labels)
         seconds = time.perf_counter() - begun
         if not count and self._started:
             self._trained += 1
@@ -218,10 +227,18 @@ class Training:
             self._window.waited += self._train_data.waited - waited
         self._started = True  # the first step also starts readers and the pipeline
 
+    def _progress(self, segment: Iterator[Batch]) -> Any:
+        try:
+            return self._pipeline.progress(segment)
+        except RuntimeError as error:
+            raise explained(error, stage="dense part") from error
+
     def _record(self, bar: Any) -> None:
         values = self._sums.compute()
         self._sums.reset()
-        if not values["log_loss"] < float("inf"):  # also when it is NaN
+        if not values:  # all steps were skipped
+            values = {"log_loss": float("nan")}
+        elif not values["log_loss"] < float("inf"):  # also when it is NaN
             raise ValueError(
                 f"the training loss is {values['log_loss']} at step {self.step}: lower the "
                 "learning rates (optimizer.embedding.learning_rate, "
@@ -239,6 +256,10 @@ class Training:
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
             for each in used:
                 each.rows = each.hot = 0
+        if self._bad_batches.skipped:
+            values["skipped_steps"] = self._bad_batches.skipped
+        if self._checkpointer.failed:
+            values["failed_saves"] = self._checkpointer.failed
         for name, rate in learning_rates(self.optimizer).items():
             values[f"learning_rate_{name}"] = rate
         self._window = _Window()
@@ -259,6 +280,7 @@ class Training:
             config=to_mapping(self._config),
             data=self._source.identity,
             world_size=dist.get_world_size(),
+            skipped=self._bad_batches.skipped,
             rates={"changes": self._rates.changes, "losses": self._rates.losses},
         )
         self._reconcile()

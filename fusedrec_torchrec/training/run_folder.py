@@ -18,7 +18,16 @@ __all__ = ["check_run", "claim", "locked", "refuse_damaged"]
 JOB = ".job"
 # What may differ between a run and the run it resumes.
 FREE_TO_CHANGE = {
-    *("launch", "logging", "checkpoint", "steps", "epochs", "eval_every", "eval_batches"),
+    *(
+        "launch",
+        "logging",
+        "checkpoint",
+        "bad_batches",
+        "steps",
+        "epochs",
+        "eval_every",
+        "eval_batches",
+    ),
     *("data.workers", "data.criteo", "data.eval_batch_size"),
     *("sharding.type", "sharding.tables", "sharding.exchange.input_dist"),
     *("sharding.exchange.extra_features", "sharding.exchange.capacity_slack"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fusedrec_torchrec.data.alternation import Rates
+from fusedrec_torchrec.data.batch_check import BatchCheck
 from fusedrec_torchrec.data.hot_first import HotFirst
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.loader import Loader, split
@@ -63,6 +64,10 @@ def train_loader(
 ) -> Loader | SeparatedLoader:
     """Batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
+    hashes = config.sharding.exchange.hashes
+    check = BatchCheck(
+        {name: None if hashes(name) else rows for name, rows in source.table_rows.items()}
+    )
 
     def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
         return Loader(
@@ -77,6 +82,7 @@ def train_loader(
             workers=config.data.workers,
             seed=config.data.seed,
             hot=hot,
+            check=check,
         )
 
     part = split(source, config.data.held_out)[0]

@@ -9,6 +9,7 @@ from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 
+EXTRA = ("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves")
 __all__ = ["draw_curves", "report", "summarize"]
 
 
@@ -23,9 +24,7 @@ def summarize(records: list[dict[str, Any]], result: dict[str, float]) -> dict[s
     if "samples_per_second" in result:
         summary["samples_per_second"] = result["samples_per_second"]
     summary |= {
-        key: value
-        for key, value in last.items()
-        if key.endswith("_per_step") or key in ("waiting_for_data", "hot_share_of_rows")
+        key: value for key, value in last.items() if key.endswith("_per_step") or key in EXTRA
     }
     return summary
 

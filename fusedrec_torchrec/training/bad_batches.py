@@ -1,0 +1,190 @@
+"""Batches that must not be trained on: an error, or left out, in the same step on all ranks.
+
+A step goes through three gates.  Batches are checked by their readers; ranks tell each other before
+a batch is sent to owners.  Gradients are checked where they reach the embedding tables, before any
+table is updated; ranks tell each other there, too.  Gradients of the dense part are the same on all
+ranks when they are checked, just before the optimizer's step.
+
+A batch that is left out is replaced by one without ids, so that the step still has its number:
+data, schedules and checkpoints go on as if it had been a batch that taught nothing.  Where it is
+the gradients that are bad, tables get gradients of zero.  In both cases the dense part is not
+updated.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.datasets.utils import Batch
+from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
+
+from fusedrec_torchrec.checkpoint.together import of_all_ranks
+from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
+from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.training.config import BadBatchesConfig
+
+__all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
+
+LARGEST = 1.8e19  # its square is still a number; NaN is not less than it
+TOO_LARGE = "are not finite, or too large to be squared"
+GRADIENTS = f"gradients of the embeddings {TOO_LARGE}"
+DENSE = f"gradients of the dense part {TOO_LARGE}"
+
+
+class BadBatchError(ValueError):
+    """A batch that cannot be trained on; the same on all ranks."""
+
+
+class BadBatches:
+    """Finds them and does what the policy says; the same on all ranks.
+
+    Args:
+        config: the policy.
+        skipped: steps that were left out before, in a run that goes on.
+    """
+
+    def __init__(self, config: BadBatchesConfig, skipped: int = 0) -> None:
+        self._config = config
+        # Ranks talk about a batch while others are on their way: a group of its own, on the CPU.
+        self._group = dist.new_group(backend="gloo")
+        self._coming: deque[tuple[int, bool]] = deque()  # step, whether it is left out
+        self._bad_gradients = False
+        self.skipped_steps = 0
+        """Steps that were not trained on, of those that are done since this began."""
+        self.skipped = skipped
+        """Steps that were left out."""
+
+    # ------------------------------------------------------------ batches
+
+    def watch(self, batches: Iterable[Batch], first: int) -> Iterator[Batch]:
+        """The batches, bad ones replaced; those of step ``first`` and after it.
+
+        Ranks hear of a batch one batch ahead, so nobody waits.
+
+        Raises:
+            BadBatchError: there is a bad one, and the policy is ``error``.
+        """
+        ahead: tuple[int, Batch, _Flags] | None = None
+        for step, batch in enumerate(batches, first):
+            problem = batch.problem if isinstance(batch, CheckedBatch) else None
+            coming = step, batch, _Flags(self._group, problem)
+            if ahead is not None:
+                yield self._arrived(*ahead)
+            ahead = coming
+        if ahead is not None:
+            yield self._arrived(*ahead)
+
+    def _arrived(self, step: int, batch: Batch, flags: "_Flags") -> Batch:
+        bad = flags.wait()
+        if bad:
+            self._found(step, bad, flags.problem, "batch")
+            batch = stand_in(batch)
+        self._coming.append((step, bad))
+        return batch
+
+    def _found(self, step: int, bad: bool, own: str | None, what: str) -> None:
+        """All ranks come here together."""
+        assert bad
+        problems = of_all_ranks(own, self._group)
+        rank, problem = next((r, p) for r, p in enumerate(problems) if p is not None)
+        others = sum(p is not None for p in problems) - 1
+        more = f" (and of {others} more ranks)" if others else ""
+        text = f"{what} of step {step + 1}, rank {rank}{more}: {problem}"
+        if self._config.policy == "error":
+            raise BadBatchError(f"bad {text}; bad_batches.policy: skip would leave it out")
+        self._skip(text)
+
+    def _skip(self, text: str) -> None:
+        self.skipped += 1
+        if dist.get_rank() == 0:
+            print(f"skipped bad {text}", file=sys.stderr, flush=True)
+        if self._config.most is not None and self.skipped > self._config.most:
+            raise BadBatchError(
+                f"{self.skipped} steps were skipped, bad_batches.most is {self._config.most}; the "
+                f"last one: {text}"
+            )
+
+    # ------------------------------------------------------------ gradients
+
+    def guard(self, module: nn.Module) -> None:
+        """Checks gradients where they reach a module's output."""
+        module.register_forward_hook(self._hook)
+
+    def _hook(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        # TorchRec's pipeline traces the model once, with something that is no tensor.
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(self._check)
+
+    def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        largest = torch.linalg.vector_norm(gradient, float("inf"))  # one pass, and no mask
+        problem = None if bool(largest <= LARGEST) else GRADIENTS
+        flags = _Flags(self._group, problem)
+        if not flags.wait():
+            return None
+        step, left_out = self._coming[0]
+        if not left_out:
+            self._found(step, True, problem, "gradients")
+        self._bad_gradients = True
+        return torch.zeros_like(gradient)
+
+    def may_update(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether the optimizer's step is to be done; called once in every training step."""
+        step, left_out = self._coming.popleft()
+        bad, self._bad_gradients = self._bad_gradients, False
+        if left_out or bad:
+            self.skipped_steps += 1
+            return False
+        if not self._config.gradients:
+            return True
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return True
+        largest = torch.stack(torch._foreach_norm(gradients, float("inf"))).max()
+        if bool(largest <= LARGEST):
+            return True
+        # All ranks have the same sums.  Tables have had finite gradients of their own.
+        text = f"gradients of step {step + 1}: {DENSE}"
+        if self._config.policy == "error":
+            raise BadBatchError(f"bad {text}")
+        self._skip(text)
+        self.skipped_steps += 1
+        return False
+
+
+class _Flags:
+    """Whether any rank has a problem; on its way."""
+
+    def __init__(self, group: dist.ProcessGroup, problem: str | None) -> None:
+        self.problem = problem
+        self._group = group
+        self._own = torch.tensor([problem is not None], dtype=torch.int32)
+        self._found = self._own.new_empty(dist.get_world_size(group))
+        self._work: Any = dist.all_gather_single(self._found, self._own, group=group, async_op=True)
+
+    def wait(self) -> bool:
+        wait(self._work, self._group, "batch check")
+        return bool(self._found.any())
+
+
+class GuardedOptimizer(OptimizerWrapper):
+    """Leaves out the dense part's update where a step is skipped; schedules go on.
+
+    Args:
+        optimizer: of all parameters.
+        bad_batches: that know.
+    """
+
+    def __init__(self, optimizer: KeyedOptimizer, bad_batches: BadBatches) -> None:
+        super().__init__(optimizer)
+        self._bad_batches = bad_batches
+
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for p in self.params.values() if isinstance(p, nn.Parameter)]
+        if not self._bad_batches.may_update(parameters):
+            for parameter in parameters:
+                parameter.grad = None
+        super().step(closure)

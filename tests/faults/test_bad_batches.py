@@ -1,0 +1,132 @@
+"""Bad batches in the middle of training: an error on all ranks, or left out by all of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.data.batch_check import BatchCheck
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.logs import read_log
+from tests.cluster import Cluster
+from tests.faults.faulty import KINDS, train_faulty
+from tests.training.runs import small, train
+
+STEPS, BATCH = 12, 128
+# Without shuffling, batch after batch comes from the front of each of four lanes.
+STEP = 7
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    data = small(folder, **changes)
+    data["steps"], data["eval_every"] = STEPS, 0
+    data["checkpoint"] = {"every": STEP, "keep": 10, "asynchronous": False}
+    return data
+
+
+def sample_of(folder: Path, step: int, rank: int = 1) -> int:
+    """Number of a sample that this rank has in this step, of two ranks."""
+    from fusedrec_torchrec.data.loader import split
+    from fusedrec_torchrec.training.source import open_source, train_loader
+
+    settings = from_mapping(TrainConfig, config(folder))
+    source = open_source(settings)
+    _, samples = split(source, settings.data.held_out)[0]
+    wanted = next(iter(train_loader(settings, source, rank, 2).read(step, step + 1)))
+    for number in range(samples):
+        if (source.read(number, number + 1).dense == wanted.dense_features[3].numpy()).all():
+            return number
+    raise AssertionError("no such sample")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return sample_of(tmp_path_factory.mktemp("data"), STEP)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_is_the_default_and_names_the_batch(
+    cluster_2: Cluster, tmp_path: Path, sample: int, kind: str
+) -> None:
+    found = cluster_2.run(train_faulty, config(tmp_path), {sample: kind})
+    problems = {
+        "nan": "dense feature 0 of sample 3 is nan, must be a finite number",
+        "inf": "dense feature 0 of sample 3 is inf",
+        "id": "feature 'a' has id 1000000000, which is out of range [0, 50)",
+        "negative": "feature 'a' has id -1, which is out of range [0, 50)",
+        "label": "the label of sample 3 is nan, must be in [0, 1]",
+        "gradient": "gradients of the embeddings are not finite, or too large to be squared",
+    }
+    assert found[0] == found[1]
+    assert f"of step {STEP + 1}, rank 1: {problems[kind]}" in found[0]["error"]
+
+
+def without_the_step(cluster: Cluster, folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    """A run that has never seen the step: resumed after it, with the state from before it."""
+    data = config(folder, **changes)
+    cluster.run(train, {**data, "steps": STEP})
+    before = folder / "checkpoints" / f"step_{STEP:08d}"
+    state = json.loads((before / "run.json").read_text())
+    (before / "run.json").write_text(json.dumps({**state, "step": STEP + 1}))
+    data["checkpoint"] = {"every": 0}
+    return cluster.run(train, data, str(before))
+
+
+@pytest.mark.parametrize("sharding", ["fused_row_wise", "table_wise"])
+def test_a_skipped_step_is_as_if_it_had_not_been(
+    cluster_2: Cluster, tmp_path: Path, sample: int, sharding: str
+) -> None:
+    changes = {"sharding": {"type": sharding}}
+    want = without_the_step(cluster_2, tmp_path / "reference", **changes)
+    for kind in KINDS:
+        data = config(tmp_path / kind, **changes)
+        data["bad_batches"] = {"policy": "skip"}
+        found = cluster_2.run(train_faulty, data, {sample: kind})
+        for got, wanted in zip(found, want, strict=True):
+            assert got["skipped"] == 1
+            for name, tensor in wanted["state"].items():
+                assert torch.equal(got["state"][name], tensor), (kind, name)
+        last = [r for r in read_log(tmp_path / kind) if r["kind"] == "train"][-1]
+        assert last["skipped_steps"] == 1 and last["log_loss"] < 1
+
+
+def test_skips_survive_a_restart_and_have_a_limit(
+    cluster_2: Cluster, tmp_path: Path, sample: int
+) -> None:
+    data = config(tmp_path / "run")
+    data["bad_batches"] = {"policy": "skip", "most": 1}
+    other = sample_of(tmp_path, STEP - 3, rank=0)
+    found = cluster_2.run(train_faulty, data, {sample: "nan", other: "id"})
+    assert found[0] == found[1]
+    assert (
+        "2 steps were skipped, bad_batches.most is 1; the last one: batch of step 8"
+        in (found[0]["error"])
+    )
+    data["bad_batches"]["most"] = 2
+    data["logging"]["directory"] = str(tmp_path / "other")
+    found = cluster_2.run(train_faulty, {**data, "steps": STEP}, {other: "id"})
+    assert found[0]["skipped"] == 1
+    checkpoint = tmp_path / "other" / "checkpoints" / f"step_{STEP:08d}"
+    found = cluster_2.run(train_faulty, data, {sample: "nan"}, str(checkpoint))
+    assert found[0]["skipped"] == found[1]["skipped"] == 2
+
+
+def test_a_state_of_zero_must_not_meet_a_gradient_of_zero(tmp_path: Path) -> None:
+    data = small(tmp_path, bad_batches={"policy": "skip"})
+    data["optimizer"] = {"embedding": {"eps": 0}}
+    with pytest.raises(ValueError, match=r"optimizer\.embedding\.eps is 0, must be more where"):
+        from_mapping(TrainConfig, data)
+
+
+def test_hashed_ids_may_be_anything(tmp_path: Path) -> None:
+    from fusedrec_torchrec.training.source import open_source, train_loader
+
+    settings = from_mapping(TrainConfig, small(tmp_path))
+    batch = next(iter(train_loader(settings, open_source(settings), 0, 2).read(0, 1)))
+    batch.sparse_features.values()[0] = -5
+    assert BatchCheck({"a": None, "b": 3000, "c": 400})(batch) is None
+    problem = BatchCheck({"a": 50, "b": 3000, "c": 400})(batch)
+    assert problem == "feature 'a' has id -5, which is out of range [0, 50)"
