@@ -12,13 +12,17 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-__all__ = ["LostRankError", "explained", "is_of_communication", "wait"]
+__all__ = ["LostRankError", "explained", "is_of_communication", "wait", "waiting"]
 
-GRACE_SECONDS = 10.0  # that ranks wait for each other's word
+MOST_GRACE_SECONDS = 10.0
+BROKEN_GRACE_SECONDS = 3.0  # all see at once that a connection is gone
 ACK_SECONDS = 3.0
 COMMUNICATION = re.compile(
     r"gloo|nccl|timed? ?out|connection (closed|reset|refused)|broken pipe|recv|process group",
@@ -42,8 +46,15 @@ def wait(work: dist.Work, pg: dist.ProcessGroup | None, stage: str) -> None:
     Raises:
         LostRankError: a rank did not answer.
     """
-    try:
+    with waiting(pg, stage):
         work.wait()
+
+
+@contextmanager
+def waiting(pg: dist.ProcessGroup | None, stage: str) -> Iterator[None]:
+    """Around a collective that is waited for in place; as ``wait``."""
+    try:
+        yield
     except RuntimeError as error:
         raise explained(error, pg, stage) from error
 
@@ -63,12 +74,23 @@ def explained(
         return error
     try:
         ranks = dist.get_process_group_ranks(pg or dist.group.WORLD)
-        return LostRankError(_Incident(ranks, stage, error).verdict())
+        grace = _grace(pg) if TIMEOUT.search(str(error)) else BROKEN_GRACE_SECONDS
+        return LostRankError(_Incident(ranks, stage, error, grace).verdict())
     except Exception as problem:  # the store may be gone with the rank
         return LostRankError(
             f"stage {stage!r}: a rank did not answer, and who it is cannot be found out "
             f"({_first_line(problem)}): {_first_line(error)}"
         )
+
+
+def _grace(pg: dist.ProcessGroup | None) -> float:
+    """Ranks began to wait at different times, but not by more than their timeout."""
+    try:
+        group: Any = pg or dist.group.WORLD
+        timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):  # another backend
+        return MOST_GRACE_SECONDS
+    return min(MOST_GRACE_SECONDS, max(timeout / 2, 1.0))
 
 
 class _Incident:
@@ -78,10 +100,11 @@ class _Incident:
         ranks: that should have answered.
         stage: in which this rank waits.
         error: that the collective ended with.
+        grace: seconds that ranks wait for each other's word.
     """
 
-    def __init__(self, ranks: list[int], stage: str, error: RuntimeError) -> None:
-        self._ranks, self._stage, self._error = ranks, stage, error
+    def __init__(self, ranks: list[int], stage: str, error: RuntimeError, grace: float) -> None:
+        self._ranks, self._stage, self._error, self._grace = ranks, stage, error, grace
         self._rank = dist.get_rank()
         self._store: Any = dist.distributed_c10d._get_default_store()
         # Ranks that are started again may meet the words of the round before in the store.
@@ -103,7 +126,7 @@ class _Incident:
         """Stages by rank, of all that speak in time; nobody waits longer if all is known."""
         self._until(
             lambda: self._has("verdict") or all(self._has(str(r)) for r in self._ranks),
-            GRACE_SECONDS,
+            self._grace,
         )
         return {
             rank: self._store.get(f"{self._key}/{rank}").decode()

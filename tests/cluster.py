@@ -21,7 +21,9 @@ class RankError(AssertionError):
     """A function failed on at least one rank; the text holds every rank's traceback."""
 
 
-def _rank_main(rank: int, world_size: int, backend: str, store: str, pipe: Connection) -> None:
+def _rank_main(
+    rank: int, world_size: int, backend: str, timeout: float, store: str, pipe: Connection
+) -> None:
     os.environ.update(
         {
             "RANK": str(rank),
@@ -46,7 +48,7 @@ def _rank_main(rank: int, world_size: int, backend: str, store: str, pipe: Conne
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=timeout),
     )
     while (job := pipe.recv()) is not None:
         function, args, kwargs = job
@@ -58,11 +60,12 @@ def _rank_main(rank: int, world_size: int, backend: str, store: str, pipe: Conne
 
 
 class Cluster:
-    """``world_size`` processes in one group."""
+    """``world_size`` processes in one group, whose collectives end after ``timeout`` seconds."""
 
-    def __init__(self, world_size: int, backend: str = "gloo") -> None:
+    def __init__(self, world_size: int, backend: str = "gloo", timeout: float = 60) -> None:
         self.world_size = world_size
         self._backend = backend
+        self._timeout = timeout
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
 
@@ -74,7 +77,7 @@ class Cluster:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(rank, self.world_size, self._backend, store, theirs),
+                args=(rank, self.world_size, self._backend, self._timeout, store, theirs),
                 daemon=True,
             )
             process.start()

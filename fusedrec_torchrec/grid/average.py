@@ -22,7 +22,7 @@ from fusedrec_torchrec.exchange.input_dist import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.tables import Block
 from fusedrec_torchrec.grid.touched import distinct
-from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.lost_rank import wait, waiting
 
 __all__ = ["Average", "Syncs"]
 
@@ -182,7 +182,8 @@ class Average:
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
         found = own.new_empty(self._pg.size() * own.numel())
-        dist.all_gather_single(found, own, group=self._pg)
+        with waiting(self._pg, "2D sync"):
+            dist.all_gather_single(found, own, group=self._pg)
         return found.view(self._pg.size(), -1)
 
     def _whole_is_less(self, rows_of_ranks: Sequence[Sequence[int]]) -> bool:

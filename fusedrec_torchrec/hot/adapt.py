@@ -11,6 +11,7 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.hot.counter import HeavyHitters
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
 from fusedrec_torchrec.hot.options import AdaptOptions
+from fusedrec_torchrec.lost_rank import waiting
 
 __all__ = ["Adaptation", "next_home_keys"]
 
@@ -78,7 +79,8 @@ class Adaptation:
         own[0, : keys.numel()] = keys
         own[1, : keys.numel()] = counts
         everywhere = own.new_empty(self._pg.size() * own.numel())
-        dist.all_gather_single(everywhere, own.view(-1), group=self._pg)
+        with waiting(self._pg, "hot set"):
+            dist.all_gather_single(everywhere, own.view(-1), group=self._pg)
         keys, counts = everywhere.view(-1, 2, own.size(1)).transpose(0, 1).reshape(2, -1).cpu()
         used = keys != EMPTY
         keys, inverse = torch.unique(keys[used], return_inverse=True)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.hot.home import Home
 from fusedrec_torchrec.hot.replica import Replica
+from fusedrec_torchrec.lost_rank import waiting
 
 __all__ = ["share"]
 
@@ -43,7 +44,8 @@ def share(
         rows = torch.cat([_words(tensor) for tensor in home.read()], dim=1)
         block[place[here]] = rows[here]
     if pg.size() > 1:
-        dist.all_reduce(buffer, group=pg)
+        with waiting(pg, "hot set"):
+            dist.all_reduce(buffer, group=pg)
     for replica, chosen, block in zip(replicas, slots, blocks, strict=True):
         columns = block.split([_words(tensor[:0]).size(1) for tensor in replica.tensors], dim=1)
         for tensor, words in zip(replica.tensors, columns, strict=True):

@@ -24,7 +24,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica, Settings
-from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.lost_rank import wait, waiting
 
 __all__ = ["GradientSync"]
 
@@ -131,7 +131,8 @@ class GradientSync:
         """What all ranks have counted."""
         own = to_device(counts, self._replicas[0].tensors[0].device)
         found = own.new_empty(self._pg.size() * own.numel())
-        dist.all_gather_single(found, own, group=self._pg)
+        with waiting(self._pg, self._stage):
+            dist.all_gather_single(found, own, group=self._pg)
         rows: list[list[int]] = found.view(self._pg.size(), -1).tolist()
         return rows
 

@@ -1,0 +1,129 @@
+"""A rank that hangs or dies is named on all ranks, with the stage that waits for it."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+import fusedrec_torchrec as fr
+from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.exchange.output_dist import _RowExchange
+from fusedrec_torchrec.hot.sync import GradientSync
+from fusedrec_torchrec.lost_rank import LostRankError
+from tests.case import Case, Table, sharded
+from tests.cluster import Cluster
+from tests.parity import train_step
+
+HOT = (Table("a", 50, hot=(0, 1, 2)), Table("b", 33, dim=16))
+SLOW = pytest.mark.slow
+PLACES: dict[str, tuple[type, str]] = {
+    "rows": (FusedLookup, "forward"),
+    "gradients": (_RowExchange, "send_gradients"),
+    "hot sync": (GradientSync, "_send"),
+}
+
+
+def case_of(ranks: int, **changes: Any) -> Case:
+    return Case(
+        tables=HOT if "grid" not in changes else (Table("a", 50), Table("b", 33, dim=16)),
+        batch_sizes=(5,) * ranks,
+        optimizer="rowwise_adagrad",
+        lengths=(1, 2, 4),
+        **changes,
+    )
+
+
+def hang_until_others_gave_up() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    store.wait(["others gave up"], timedelta(seconds=60))
+
+
+def error_of(case: Case, stage: str, hangs: int) -> str:
+    """One good step, then a rank does not come to a stage of the next one."""
+    model: Any = sharded(case)
+    train_step(case, model, 0)
+    patches: Any = mock.patch.object(os, "name", os.name)  # of nothing
+    if dist.get_rank() == hangs and stage in PLACES:
+        owner, name = PLACES[stage]
+        original = getattr(owner, name)
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            hang_until_others_gave_up()
+            return original(*args, **kwargs)
+
+        patches = mock.patch.object(owner, name, late)
+    try:
+        with patches:
+            if dist.get_rank() == hangs and stage in ("ids", "2D sync"):
+                hang_until_others_gave_up()
+            if stage != "2D sync":
+                for step in range(1, 4):
+                    train_step(case, model, step)
+                    if stage == "hot sync":
+                        model.state_dict()  # wants the hot rows as they are now
+            else:
+                model.sync()
+    except LostRankError as error:
+        if dist.get_rank() == 0:
+            dist.distributed_c10d._get_default_store().set("others gave up", "1")
+        return str(error)
+    return "nothing happened"
+
+
+@pytest.mark.parametrize(
+    "stage", ["ids", "gradients", *(pytest.param(s, marks=SLOW) for s in ("rows", "hot sync"))]
+)
+def test_a_rank_that_hangs_is_named_with_the_stage(stage: str) -> None:
+    ranks = 3 if stage == "ids" else 2
+    cluster = Cluster(ranks, timeout=2)
+    try:
+        found = cluster.run(error_of, case_of(ranks), stage, 1)
+    finally:
+        cluster.stop(kill=True)
+    assert len(set(found)) == 1  # also on the rank that hung, when it comes back
+    others = "rank 0" if ranks == 2 else "ranks 0, 2"
+    assert found[0].startswith(
+        f"stage {stage!r}: rank 1 did not answer in time; {others} waited for it"
+    )
+    assert "launch.timeout_seconds" in found[0]
+
+
+@SLOW
+def test_a_group_that_waits_for_its_replica() -> None:
+    cluster = Cluster(2, timeout=2)
+    case = case_of(2, grid=fr.GridOptions(sharding_group_size=1, sync_every=1))
+    try:
+        found = cluster.run(error_of, case, "2D sync", 1)
+    finally:
+        cluster.stop(kill=True)
+    assert len(set(found)) == 1
+    assert found[0].startswith("stage '2D sync': rank 1 did not answer in time")
+
+
+def die(case: Case, folder: str) -> None:
+    model = sharded(case)
+    train_step(case, model, 0)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        train_step(case, model, 1)
+    except LostRankError as error:
+        (Path(folder) / str(dist.get_rank())).write_text(str(error))
+
+
+def test_a_rank_that_dies_is_named_at_once(tmp_path: Path) -> None:
+    """Long before the timeout."""
+    cluster = Cluster(3, timeout=50)
+    try:
+        with pytest.raises(AssertionError, match="rank 1 died"):
+            cluster.run(die, case_of(3), str(tmp_path))
+        texts = {(tmp_path / name).read_text() for name in ("0", "2") if (tmp_path / name).exists()}
+    finally:
+        cluster.stop(kill=True)
+    assert len(texts) == 1
+    assert texts.pop().startswith("stage 'ids': rank 1 is gone: its connection broke; ranks 0, 2")
