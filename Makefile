@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check format docs figures quality bench performance hot grid planner \
+.PHONY: help setup demo test test-all test-faults check format docs figures quality bench performance hot grid planner \
 	clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  the tests and the slow matrix"
+	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
 	@echo "make figures   draws the figures of README and docs anew"
@@ -37,6 +38,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow"
+
+# Killed ranks, full disks, hangs: all of it, a quarter of an hour.
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests/faults
 
 test-all: $(READY)
 	$(BIN)/python -m pytest

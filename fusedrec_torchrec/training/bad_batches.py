@@ -31,6 +31,7 @@ __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
 
 LARGEST = 1.8e19  # its square is still a number; NaN is not less than it
 TOO_LARGE = "are not finite, or too large to be squared"
+HIGH_RATES = "learning rates that are too high make such, too (optimizer.*.learning_rate); "
 GRADIENTS = f"gradients of the embeddings {TOO_LARGE}"
 DENSE = f"gradients of the dense part {TOO_LARGE}"
 
@@ -95,7 +96,10 @@ class BadBatches:
         more = f" (and of {others} more ranks)" if others else ""
         text = f"{what} of step {step + 1}, rank {rank}{more}: {problem}"
         if self._config.policy == "error":
-            raise BadBatchError(f"bad {text}; bad_batches.policy: skip would leave it out")
+            raise BadBatchError(
+                f"bad {text}; {HIGH_RATES if what == 'gradients' else ''}"
+                "bad_batches.policy: skip would leave it out"
+            )
         self._skip(text)
 
     def _skip(self, text: str) -> None:
@@ -149,7 +153,9 @@ class BadBatches:
         # All ranks have the same sums.  Tables have had finite gradients of their own.
         text = f"gradients of step {step + 1}: {DENSE}"
         if self._config.policy == "error":
-            raise BadBatchError(f"bad {text}")
+            raise BadBatchError(
+                f"bad {text}; {HIGH_RATES}bad_batches.policy: skip would leave it out"
+            )
         self._skip(text)
         self.skipped_steps += 1
         return False

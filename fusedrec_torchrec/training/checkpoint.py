@@ -4,6 +4,7 @@ A checkpoint is written to a hidden folder and gets its name when all ranks have
 background mode tensors are copied first, so training goes on while the copy is written.
 """
 
+import contextlib
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from fusedrec_torchrec.checkpoint.load import LoadReport, load_checkpoint
 from fusedrec_torchrec.checkpoint.save import Planned, save_checkpoint
 from fusedrec_torchrec.checkpoint.together import of_all_ranks
 from fusedrec_torchrec.checkpoint.writer import sync_folder
+from fusedrec_torchrec.terminal import human_bytes
 
 __all__ = [
     "Checkpointer",
@@ -200,6 +202,9 @@ class Checkpointer:
 
     def _failed(self, path: Path, error: BaseException) -> None:
         self._problem = f"checkpoint {path} could not be saved: {_reason(error)}"
+        with contextlib.suppress(OSError):
+            free = human_bytes(shutil.disk_usage(self._folder).free)
+            self._problem += f" ({free} left on the disk)"
         if dist.get_rank() == 0:
             shutil.rmtree(self._partial(path), ignore_errors=True)  # its room is needed
 

@@ -1,7 +1,9 @@
 """Records of a run: JSON lines for programs, TensorBoard for people."""
 
+import contextlib
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +53,16 @@ class RunLog:
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """One record; ``kind`` is ``train`` or ``eval``."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, "kind": kind, **finite}) + "\n")
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
+        try:
+            self._file.write(json.dumps({"step": step, "kind": kind, **finite}) + "\n")
+            if self._writer is not None:
+                for name, value in values.items():
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+        except OSError as error:  # a full disk is no reason to stop on this rank alone
+            print(f"warning: record of step {step} is lost: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         if self._writer is not None:
             self._writer.close()

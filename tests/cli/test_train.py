@@ -1,7 +1,6 @@
 """Whole runs from the command line, with real launchers and real files."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -68,7 +67,9 @@ def test_train_stop_resume_and_inspect(tmp_path: Path) -> None:
     shown = fusedrec("inspect", run / "checkpoints" / "step_00000020")
     assert shown.returncode == 0, shown.stderr
     assert "2 ranks" in shown.stdout
-    assert re.search(r"embedding_bags\.b\.weight +3000x8 +float32 +2 ", shown.stdout)
+    assert re.search(
+        r"b +3,000 x 8 +float32 +93\.8 KiB +fused_row_wise +2 +momentum1", shown.stdout
+    )
 
 
 def test_resume_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_failing_run_is_exit_code_1_with_its_reason(tmp_path: Path) -> None:
     bad = "optimizer.dense={type: sgd, learning_rate: 1e30}"
     done = fusedrec("train", "--config", path, "--set", bad)
     assert done.returncode == 1
-    assert "the training loss is nan at step" in done.stderr.splitlines()[-1]
+    assert re.search(r"bad gradients of step \d+.*learning rates", done.stderr.splitlines()[-1])
 
 
 def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -107,20 +108,6 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [int(child) for child in children.split()]
-
-
-def test_a_killed_rank_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
-    long = {"steps": 300, "eval_every": 100, "checkpoint": {"every": 20}}
-    path = config(tmp_path, launch={"max_restarts": 1}, **long)
-    process = start(path, "--overwrite")
-    wait_for(tmp_path / "run" / "checkpoints" / "step_00000020", process)
-    os.kill(ranks_of(process)[-1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    assert fusedrec("train", "--config", config(alone, **long)).returncode == 0
-    assert records(alone) == records(tmp_path)
 
 
 def test_interrupting_is_exit_code_130_and_leaves_no_rank(tmp_path: Path) -> None:
