@@ -1,10 +1,12 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
+from fusedrec_torchrec.checkpoint import LoadReport, load_checkpoint, save_checkpoint
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid import GridModelParallel, GridOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
 from fusedrec_torchrec.hot.rows import reconcile
+from fusedrec_torchrec.lost_rank import LostRankError
 from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
 from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
@@ -30,8 +32,12 @@ __all__ = [
     "GridShardingPlan",
     "HotOptions",
     "HotRule",
+    "LoadReport",
+    "LostRankError",
     "MomentumScaledRowWiseAdagrad",
     "fused_row_wise",
     "fused_sharders",
+    "load_checkpoint",
     "reconcile",
+    "save_checkpoint",
 ]

@@ -35,7 +35,6 @@ from fusedrec_torchrec.momentum_scale import (
     resolve_sharder,
     scale_lookups,
 )
-from fusedrec_torchrec.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import fused_sharders
 from fusedrec_torchrec.sharding_plan import GridShardingPlan
 from fusedrec_torchrec.sharding_type import FUSED
@@ -101,6 +100,9 @@ class GridModelParallel(DMPCollection):
                 f"{plan.sharding_group_size} ranks"
             )
         if plan is None:
+            # The planner knows groups, too: it imports this package.
+            from fusedrec_torchrec.planner import FusedShardingPlanner
+
             topology = Topology(
                 world_size=size, local_world_size=ranks_per_host, compute_device=device.type
             )

@@ -161,6 +161,30 @@ def through_dtensors(folder: str) -> tuple[Numbers, Numbers, Numbers, bool]:
     return want, first, (whole_weights(case, model), whole_states(case, optimizer)), is_dtensor
 
 
+def described(value: Any) -> Any:
+    """Names, shapes, types and placement of a state dict, without the numbers."""
+    if isinstance(value, DTensor):
+        local: Any = value.to_local()
+        parts = [(tuple(o), tuple(s)) for o, s in zip(
+            local.local_offsets(), local.local_sizes(), strict=True
+        )]  # fmt: skip
+        return tuple(value.size()), value.dtype, str(value.placements), parts
+    if isinstance(value, dict):
+        return {key: described(item) for key, item in value.items()}
+    return value if not isinstance(value, torch.Tensor) else (tuple(value.shape), value.dtype)
+
+
+def same_as_row_wise() -> None:
+    ours, stock = (dtensor_model(case_of(s, 2)) for s in ("fused_row_wise", "row_wise"))
+    assert described(ours.state_dict()) == described(stock.state_dict())
+    got, want = (m.fused_optimizer.state_dict()["state"] for m in (ours, stock))
+    assert described(got) == described(want) and got
+
+
+def test_dtensors_are_those_of_stock_row_wise(cluster_2: Cluster) -> None:
+    cluster_2.run(same_as_row_wise)
+
+
 def test_dtensors_and_sharded_tensors(cluster_2: Cluster, tmp_path: Path) -> None:
     want, first, second, is_dtensor = cluster_2.run(through_dtensors, str(tmp_path))[0]
     assert is_dtensor

@@ -9,10 +9,11 @@ import torch
 
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.data.batch_check import BatchCheck
+from fusedrec_torchrec.data.faulty import KINDS
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
-from tests.faults.faulty import KINDS, train_faulty
+from tests.faults.faulty import train_faulty
 from tests.training.runs import small, train
 
 STEPS, BATCH = 12, 128

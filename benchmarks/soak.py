@@ -1,0 +1,195 @@
+"""Half an hour of training with bad batches, killed ranks and checkpoints: does anything get lost?
+
+    python benchmarks/soak.py --minutes 30 --document docs/reliability.md
+
+A run of ``configs/tiny.yaml`` on data with bad samples, policy ``skip``.  In the first third of the
+time a random rank is killed every so often; after that the ranks live on, and their memory is
+watched.  Then the same steps are trained without any kill, and both must end with the same weights
+and optimizer state, to the last bit.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import write_into
+
+from fusedrec_torchrec.checkpoint.contents import Contents
+from fusedrec_torchrec.checkpoint.verify import verify
+from fusedrec_torchrec.training.checkpoint import find_checkpoints
+from fusedrec_torchrec.training.logs import read_log
+
+ROOT = Path(__file__).parent.parent
+CHECKPOINT_EVERY = 200
+SAMPLE_SECONDS = 5.0
+
+
+def command(folder: Path, steps: int, restarts: int) -> list[str]:
+    settings = {
+        "steps": steps,
+        "eval_every": 0,
+        "eval_batches": 10,
+        "logging.directory": folder,
+        "logging.log_every": 20,
+        "logging.tensorboard": "false",
+        "checkpoint.every": CHECKPOINT_EVERY,
+        "bad_batches": "{policy: skip, most: null}",
+    }
+    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(f"--max-restarts={restarts}", str(ROOT / "benchmarks" / "soak_rank.py")),
+        *("--config", str(ROOT / "configs" / "tiny.yaml"), *given),
+    ]
+
+
+def start(folder: Path, steps: int, restarts: int) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    log = (folder.parent / f"{folder.name}.log").open("w")
+    return subprocess.Popen(
+        command(folder, steps, restarts),
+        cwd=ROOT,
+        stderr=log,
+        stdout=log,
+        env=environment,
+        text=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def resident(pid: int) -> float | None:
+    """MB of a process."""
+    try:
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(found[1]) / 1024 if found else None
+
+
+def steps_done(folder: Path) -> int:
+    records = read_log(folder)
+    return int(records[-1]["step"]) if records else 0
+
+
+def soak(folder: Path, minutes: float, kills: int) -> dict[str, Any]:
+    """Trains until the time is over, then to the next checkpoint."""
+    chance = random.Random(1)
+    begun, process = time.monotonic(), start(folder, 10**7, kills + 5)
+    when = sorted(chance.uniform(20, minutes * 20) for _ in range(kills))
+    memory: list[tuple[float, list[float]]] = []
+    killed = 0
+    while (now := time.monotonic() - begun) < minutes * 60:
+        if process.poll() is not None:
+            sys.exit(f"the run ended by itself: see {folder.parent / folder.name}.log")
+        ranks = children(process.pid)
+        sizes = [size for pid in ranks if (size := resident(pid)) is not None]
+        if len(sizes) == 2:
+            memory.append((now, sizes))
+        if killed < kills and now > when[killed] and len(ranks) == 2 and steps_done(folder):
+            os.kill(chance.choice(ranks), signal.SIGKILL)
+            killed += 1
+        time.sleep(SAMPLE_SECONDS)
+    process.terminate()
+    process.wait(timeout=120)
+    last = find_checkpoints(folder / "checkpoints")[-1]
+    return {"killed": killed, "step": int(last.name[5:]), "memory": memory, "last": str(last)}
+
+
+def same(first: Path, second: Path) -> bool:
+    a, b = Contents(first).reader, Contents(second).reader
+    return a.tensors.keys() == b.tensors.keys() and all(
+        torch.equal(a.whole(name), b.whole(name)) for name in a.tensors
+    )
+
+
+def growth(memory: list[tuple[float, list[float]]], minutes: float) -> tuple[float, float]:
+    """MB of a rank at the beginning and at the end of the time without kills."""
+    calm = [(t, sizes) for t, sizes in memory if t > minutes * 20 + 90]
+    tenth = max(len(calm) // 10, 1)
+    early = statistics.median(max(sizes) for _, sizes in calm[:tenth])
+    late = statistics.median(max(sizes) for _, sizes in calm[-tenth:])
+    return early, late
+
+
+def draw(memory: list[tuple[float, list[float]]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for rank in range(2):
+        times = [t / 60 for t, _ in memory]
+        axes.plot(times, [sizes[rank] for _, sizes in memory], label=f"rank {rank}", linewidth=1)
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("MB resident")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
+    parser.add_argument("--document", type=Path, help="file whose marked part gets the results")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.resolve()
+    if folder.exists():
+        sys.exit(f"{folder} exists already")
+    folder.mkdir(parents=True)
+    found = soak(folder / "soak", arguments.minutes, arguments.kills)
+    step = found["step"]
+    print(f"{step} steps, {found['killed']} kills; the same steps without kills", flush=True)
+    alone = start(folder / "alone", step, 0)
+    if alone.wait() != 0:
+        sys.exit(f"the run without kills failed: see {folder / 'alone.log'}")
+    last = find_checkpoints(folder / "alone" / "checkpoints")[-1]
+    damaged = verify(Path(found["last"]))
+    equal = last.name == Path(found["last"]).name and same(Path(found["last"]), last)
+    skipped = [
+        json.loads((path / "run.json").read_text())["skipped"]
+        for path in (last, Path(found["last"]))
+    ]
+    early, late = growth(found["memory"], arguments.minutes)
+    saves = step // CHECKPOINT_EVERY
+    lines = [
+        f"- {arguments.minutes:g} minutes, {step:,} steps, {saves} checkpoints, "
+        f"{found['killed']} ranks killed",
+        f"- {skipped[1]} steps skipped because of bad batches, {skipped[0]} without kills",
+        f"- weights and optimizer state {'equal' if equal else 'DIFFER from'} those of the run "
+        f"without kills, to the last bit; files damaged: {len(damaged)}",
+        f"- memory of the larger rank in the time without kills: {early:.0f} MB at its beginning, "
+        f"{late:.0f} MB at its end",
+    ]
+    print("\n".join(lines))
+    (folder / "memory.json").write_text(json.dumps(found["memory"]))
+    if arguments.document is not None:
+        draw(found["memory"], arguments.document.parent / "figures" / "soak_memory.png")
+        write_into(arguments.document, "soak", "\n".join(lines))
+    if not equal or damaged or skipped[0] != skipped[1]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
