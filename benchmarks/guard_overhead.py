@@ -50,17 +50,15 @@ def speed(folder: str, gradients: bool, batches: bool) -> float:
 
 def rank(pairs: int, folder: str) -> list[tuple[float, float, float]]:
     torch.set_num_threads(1)
-    found = []
     speed(f"{folder}/warm", True, True)
-    for pair in range(pairs):
-        found.append(
-            (
-                speed(f"{folder}/{pair}_all", True, True),
-                speed(f"{folder}/{pair}_batches", False, True),
-                speed(f"{folder}/{pair}_none", False, False),
-            )
+    return [
+        (
+            speed(f"{folder}/{pair}_all", True, True),
+            speed(f"{folder}/{pair}_batches", False, True),
+            speed(f"{folder}/{pair}_none", False, False),
         )
-    return found
+        for pair in range(pairs)
+    ]
 
 
 def main() -> None:

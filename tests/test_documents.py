@@ -92,7 +92,19 @@ def commands() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "command"), commands())
+@pytest.mark.parametrize("command", [c for _, c in commands() if c.startswith("fusedrec ")])
+def test_commands_exist(command: str) -> None:
+    """With their options; those of the README are run below, the others in ``make test-all``."""
+    _parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        pytest.param(*each, marks=[] if each[0] == "README.md" else [pytest.mark.slow])
+        for each in commands()
+    ],
+)
 def test_commands_run(
     name: str, command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_a_bad_file_stops_torchrun_with_a_clear_error(tmp_path: Path) -> None:
     assert re.search(r"data file .*no\.txt does not exist", done.stderr)
 
 
+@pytest.mark.slow
 def test_two_machines_train_together(tmp_path: Path) -> None:
     """Two launchers on this machine meet at one rendezvous, as two machines would."""
     port = _free_port()

@@ -48,6 +48,7 @@ def test_an_unwritable_folder_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+@pytest.mark.slow
 def test_the_lock_of_a_killed_build_is_no_obstacle(tmp_path: Path) -> None:
     """Otherwise torch waits for the dead process for good."""
     environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}

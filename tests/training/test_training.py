@@ -135,7 +135,9 @@ def test_records_have_quality_speed_traffic_and_rates(cluster_2: Cluster, tmp_pa
         assert record["all_reduce_per_step"] == 1
         assert record["collectives_per_step"] == 6  # with the two that agree on bad batches
         assert record["bytes_sent_per_step"] == (
-            record["all_to_all_bytes_per_step"] + record["all_reduce_bytes_per_step"]
+            record["all_to_all_bytes_per_step"]
+            + record["all_reduce_bytes_per_step"]
+            + record["all_gather_bytes_per_step"]
         )
         assert record["samples_per_second"] > 0 and 0 <= record["waiting_for_data"] <= 1
     # Warm-up of 5 steps from 0.1, decay from step 10 to 24; the rate of the step to come.
@@ -261,6 +263,11 @@ def error_of_nan(data: dict[str, Any]) -> str:
 def test_a_loss_that_is_no_number_stops_all_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
     data = small(tmp_path)
     data["optimizer"] = {"dense": {"type": "sgd", "learning_rate": 1e30}}
+    for text in cluster_2.run(error_of_nan, data):
+        assert "gradients of the embeddings are not finite" in text
+        assert "learning rates that are too high" in text
+    data["bad_batches"] = {"gradients": False}
+    data["logging"]["directory"] = str(tmp_path / "unchecked")
     for text in cluster_2.run(error_of_nan, data):
         assert "the training loss is nan at step" in text
         assert "optimizer.dense.learning_rate" in text
