@@ -5,6 +5,7 @@ be converted and exported that do not fit into memory.
 """
 
 import io
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,8 @@ from fusedrec_torchrec.checkpoint.safe_metadata import read_metadata
 
 __all__ = ["CheckpointReader"]
 
+MOST_MAPPED = 64  # chunks at a time: a process may not map without end
+
 
 class CheckpointReader:
     """A checkpoint of torch.distributed.checkpoint, of whatever sharding and number of ranks.
@@ -37,7 +40,7 @@ class CheckpointReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._items: dict[MetadataIndex, torch.Tensor] = {}
+        self._mapped: OrderedDict[MetadataIndex, _Stored] = OrderedDict()
 
     @cached_property
     def metadata(self) -> Metadata:
@@ -67,7 +70,7 @@ class CheckpointReader:
             if found is None:
                 continue
             there, here = found
-            into[here].copy_(self.chunk(name, chunk)[there])
+            into[here].copy_(self._chunk(name, chunk).part(there))
             covered += into[here].numel()
         if covered != into.numel():
             raise ValueError(
@@ -114,7 +117,7 @@ class CheckpointReader:
 
     def _bytes_of(self, index: MetadataIndex) -> bytes:
         info = self._info(index)
-        path = self.path / info.relative_path
+        path = self._file(info)
         try:
             with path.open("rb") as file:
                 file.seek(info.offset)
@@ -125,51 +128,89 @@ class CheckpointReader:
             raise ValueError(f"{path} is truncated: {index.fqn!r} ends after its end")
         return content
 
-    def chunk(self, name: str, chunk: ChunkStorageMetadata) -> torch.Tensor:
-        """A chunk, mapped into memory."""
+    def check(self, name: str, chunk: ChunkStorageMetadata) -> None:
+        """
+        Raises:
+            ValueError: a chunk of a tensor is not where the metadata says, or is something else.
+        """
+        self._chunk(name, chunk)
+
+    def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> "_Stored":
+        """A chunk, mapped into memory; some of the last ones stay mapped."""
         index = MetadataIndex(name, chunk.offsets)
-        if index not in self._items:
-            info = self._info(index)
-            path = self.path / info.relative_path
-            try:
-                self._items[index] = _mapped(path, info, chunk, self.tensors[name])
-            except (OSError, ValueError, RuntimeError, EOFError) as error:
-                raise ValueError(f"{path} cannot be read: {error} ({name!r})") from None
-        return self._items[index]
+        if index in self._mapped:
+            self._mapped.move_to_end(index)
+            return self._mapped[index]
+        info = self._info(index)
+        path = self._file(info)
+        try:
+            found = _Stored(path, info, chunk, self.tensors[name].properties.dtype)
+        except (OSError, ValueError, RuntimeError, EOFError) as error:
+            raise ValueError(f"{path} cannot be read: {error} ({name!r})") from None
+        self._mapped[index] = found
+        if len(self._mapped) > MOST_MAPPED:
+            self._mapped.popitem(last=False)
+        return found
+
+    def _file(self, info: Any) -> Path:
+        """A file of the checkpoint, and of nothing else."""
+        name = str(info.relative_path)
+        if Path(name).name != name:
+            raise ValueError(f"{self.path}: the metadata names {name!r}, which is no file in it")
+        return self.path / name
 
 
-def _mapped(
-    path: Path, info: Any, chunk: ChunkStorageMetadata, about: TensorStorageMetadata
-) -> torch.Tensor:
-    if path.stat().st_size < info.offset + info.length:
-        raise ValueError("it is truncated")
-    with path.open("rb") as file:
-        part: Any = _Part(file, info.offset, info.length)
+class _Stored:
+    """A chunk in a file: ``torch.save``'s, whose numbers are mapped into memory.
+
+    Raises:
+        ValueError: the file is truncated, or holds something else.
+    """
+
+    def __init__(
+        self, path: Path, info: Any, chunk: ChunkStorageMetadata, dtype: torch.dtype
+    ) -> None:
+        self._dtype = dtype
+        self._whole: torch.Tensor | None = None
+        if path.stat().st_size < info.offset + info.length:
+            raise ValueError("it is truncated")
         if info.transform_descriptors:
             raise ValueError(f"it was written with {info.transform_descriptors}")
-        # On the meta device nothing is read but what describes the tensor.
-        meta = torch.load(part, map_location="meta", weights_only=True)
-        if not isinstance(meta, torch.Tensor) or meta.shape != chunk.sizes:
-            raise ValueError("it holds another tensor than the metadata says")
-        if not meta.is_contiguous() or meta.storage_offset() or meta.dtype.is_complex:
+        with path.open("rb") as file:
+            part: Any = _Part(file, info.offset, info.length)
+            # On the meta device nothing is read but what describes the tensor.
+            meta = torch.load(part, map_location="meta", weights_only=True)
+            if not isinstance(meta, torch.Tensor) or meta.shape != chunk.sizes:
+                raise ValueError("it holds another tensor than the metadata says")
+            if meta.dtype != dtype:
+                raise ValueError(f"it holds {meta.dtype}, the metadata says {dtype}")
             part.seek(0)
-            loaded: torch.Tensor = torch.load(part, map_location="cpu", weights_only=True)
-            return loaded
-        part.seek(0)
-        file_of_tensor: Any = torch._C.PyTorchFileReader(part)
-        start = file_of_tensor.get_record_offset("data/0")
-    size = meta.numel() * meta.element_size()
-    if start + size > info.length:
-        raise ValueError("it is truncated")
-    if not size:
-        return torch.empty(meta.shape, dtype=meta.dtype)
-    mapped = np.memmap(path, dtype=np.uint8, mode="c", offset=info.offset + start, shape=(size,))
-    if meta.dtype != about.properties.dtype:
-        raise ValueError(f"it holds {meta.dtype}, the metadata says {about.properties.dtype}")
-    flat = torch.frombuffer(mapped, dtype=torch.uint8)
-    if (info.offset + start) % meta.element_size():
-        flat = flat.clone()
-    return flat.view(meta.dtype).view(meta.shape)
+            if not meta.is_contiguous() or meta.storage_offset() or meta.dtype.is_complex:
+                self._whole = torch.load(part, map_location="cpu", weights_only=True)
+                return
+            file_of_tensor: Any = torch._C.PyTorchFileReader(part)
+            start = file_of_tensor.get_record_offset("data/0")
+        size = meta.numel() * meta.element_size()
+        if start + size > info.length:
+            raise ValueError("it is truncated")
+        if not size:
+            self._whole = torch.empty(meta.shape, dtype=dtype)
+            return
+        self._numbers = np.memmap(
+            path,
+            dtype=np.dtype(f"u{dtype.itemsize}"),  # whatever they are, their bits
+            mode="c",
+            offset=info.offset + start,
+            shape=tuple(meta.shape),
+        )
+
+    def part(self, where: tuple[slice, ...]) -> torch.Tensor:
+        if self._whole is not None:
+            return self._whole[where]
+        found = self._numbers[where] if where else self._numbers.reshape(())
+        # Numbers of one chunk after another need not stand where their type wants them.
+        aligned = found if found.flags.aligned else np.array(found)
+        return torch.from_numpy(np.asarray(aligned)).view(self._dtype)
 
 
 def _overlap(

@@ -96,7 +96,7 @@ def _unreadable(reader: CheckpointReader) -> list[str]:
             continue
         for chunk in about.chunks:
             try:
-                reader.chunk(name, chunk)
+                reader.check(name, chunk)
             except ValueError as error:
                 problems.append(str(error))
     return problems
