@@ -14,6 +14,7 @@ updated.
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -45,19 +46,19 @@ class BadBatches:
 
     Args:
         config: the policy.
-        skipped: steps that were left out before, in a run that goes on.
+        timeout: how long ranks wait for each other.
     """
 
-    def __init__(self, config: BadBatchesConfig, skipped: int = 0) -> None:
+    def __init__(self, config: BadBatchesConfig, timeout: timedelta | None = None) -> None:
         self._config = config
         # Ranks talk about a batch while others are on their way: a group of its own, on the CPU.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._coming: deque[tuple[int, bool]] = deque()  # step, whether it is left out
         self._bad_gradients = False
         self.skipped_steps = 0
         """Steps that were not trained on, of those that are done since this began."""
-        self.skipped = skipped
-        """Steps that were left out."""
+        self.skipped = 0
+        """Steps that were left out, in a run that goes on also before."""
 
     # ------------------------------------------------------------ batches
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class Training:
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
-        self._bad_batches = BadBatches(config.bad_batches)
+        timeout = timedelta(seconds=config.launch.timeout_seconds)
+        self._bad_batches = BadBatches(config.bad_batches, timeout)
         if config.bad_batches.gradients:
             self._bad_batches.guard(unsharded.model.sparse_arch)
         guarded = GuardedOptimizer(self.optimizer, self._bad_batches)

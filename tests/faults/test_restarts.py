@@ -155,29 +155,32 @@ HANG = """
 import os, signal, sys
 from unittest import mock
 from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.training.bad_batches import _Flags
 from fusedrec_torchrec.training.main import main
 
+owner, name = {"rows": (FusedLookup, "forward"), "batch check": (_Flags, "__init__")}[STAGE]
 if os.environ["RANK"] == "1":
-    original, calls = FusedLookup.forward, []
+    original, calls = getattr(owner, name), []
 
-    def forward(self, features):
+    def late(*arguments):
         calls.append(1)
         if len(calls) > 10:
             signal.pause()
-        return original(self, features)
+        return original(*arguments)
 
-    FusedLookup.forward = forward
+    setattr(owner, name, late)
 sys.argv = ["train", *sys.argv[1:]]
 main()
 """
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_run_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["rows", "batch check"])
+def test_a_rank_that_hangs_ends_the_run_with_its_name(tmp_path: Path, stage: str) -> None:
     from tests.cli.command import torchrun
 
-    (tmp_path / "hang.py").write_text(HANG)
+    (tmp_path / "hang.py").write_text(f"STAGE = {stage!r}\n{HANG}")
     path = config(tmp_path, launch={"timeout_seconds": 4}, steps=50, eval_every=0)
     done = torchrun("--nproc-per-node=2", str(tmp_path / "hang.py"), "--config", str(path))
     assert done.returncode != 0
-    assert "stage 'rows': rank 1 did not answer in time; rank 0 waited for it" in done.stderr
+    assert f"stage {stage!r}: rank 1 did not answer in time; rank 0 waited for it" in done.stderr
