@@ -1,6 +1,6 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
-from fusedrec_torchrec.checkpoint import LoadReport, load_checkpoint, save_checkpoint
+from fusedrec_torchrec.checkpoint import LoadReport, SaveError, load_checkpoint, save_checkpoint
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid import GridModelParallel, GridOptions
 from fusedrec_torchrec.hot.cost import CostOptions
@@ -35,6 +35,7 @@ __all__ = [
     "LoadReport",
     "LostRankError",
     "MomentumScaledRowWiseAdagrad",
+    "SaveError",
     "fused_row_wise",
     "fused_sharders",
     "load_checkpoint",

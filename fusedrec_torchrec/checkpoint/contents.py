@@ -1,6 +1,6 @@
 """The tables of a checkpoint, with their optimizer states, and what else it has."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Contents:
         """By name."""
         tensors = self.reader.tensors
         names = StateNames(tensors, WEIGHTS)
-        found: dict[str, StoredTable] = {}
+        by_name: dict[str, list[StoredTable]] = {}
         for name, about in tensors.items():
             parsed = WEIGHT.fullmatch(name)
             if parsed is None or not name.startswith(f"{WEIGHTS}.") or len(about.size) != 2:
@@ -76,12 +76,13 @@ class Contents:
                 shards=sum(1 for chunk in about.chunks if chunk.sizes.numel()),
                 states=names.of_weight(name.removeprefix(f"{WEIGHTS}.")),
             )
-            if table.name in found:
-                raise ValueError(
-                    f"{self.path}: {name!r} and {found[table.name].weight!r} are tables of one "
-                    "name, which cannot be told apart"
-                )
-            found[table.name] = table
+            by_name.setdefault(table.name, []).append(table)
+        found: dict[str, StoredTable] = {}
+        for name, tables in by_name.items():
+            for table in tables:  # of several modules: told apart by their paths
+                path = table.weight.removeprefix(f"{WEIGHTS}.").removesuffix(".weight")
+                shown = name if len(tables) == 1 else path
+                found[shown] = replace(table, name=shown)
         return found
 
     @cached_property

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from fusedrec_torchrec.checkpoint.contents import Contents, StoredTable
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, TableEntry
+from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
 from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
@@ -189,12 +190,14 @@ class _Conversion:
         self._boxes(table.weight, table.weight, whole, table.dtype, shards)
         replicated = plan.sharding == DATA_PARALLEL
         adam = any(kind in ("exp_avg_sq", "momentum2") for kind in table.states)
-        for kind in table.states:
-            if kind in COUNTS:
-                self._forget(table.states[kind])
-                continue
-            self._state(table, kind, shards, _state_name(kind, replicated, adam), replicated)
-        if replicated and table.states:
+        for kind, name in table.states.items():
+            stored = self._contents.state(table, kind)
+            if kind in COUNTS or stored.is_single:
+                # As it is: who has no use for it does not look for it.
+                self._replicated(name, stored.size)
+            else:
+                self._state(table, kind, shards, _state_name(kind, replicated, adam), replicated)
+        if replicated and table.states and not set(table.states) & set(COUNTS):
             self._steps(table)
 
     def _state(
@@ -248,11 +251,8 @@ class _Conversion:
         """Torch's optimizers count steps."""
         parsed = parse_state(next(iter(table.states.values())))
         assert parsed is not None
-        counted = next((k for k in table.states if k in COUNTS), None)
         manifest = self._contents.manifest
         steps = 0.0 if manifest is None or manifest.step is None else float(manifest.step)
-        if counted is not None:
-            steps = self._contents.state(table, counted).count()
         new = f"{parsed.path}{parsed.weight}.step"
         self._rename(parsed.name, new, "step", forget=False)
 
@@ -311,9 +311,11 @@ class _Conversion:
 
     def write(self, folder: Path, progress: Callable[[int], None]) -> None:
         manifest = self._manifest(folder)
-        for name in self._contents.path.iterdir():
-            if name.suffix == ".json" and name.name != MANIFEST:
-                shutil.copy2(name, folder / name.name)
+        made_anew = {MANIFEST, METADATA_FILE, *(path.name for path in folder.iterdir())}
+        for path in self._contents.path.iterdir():
+            is_data = path.suffix == ".distcp" or path.name.startswith("plan.")
+            if path.is_file() and not is_data and path.name not in made_anew:
+                shutil.copy2(path, folder / path.name)
         _update_run_state(folder, self._plan.ranks)
         writer = CheckedWriter(folder, manifest)
         writer.set_up_storage_writer(is_coordinator=True)
@@ -381,7 +383,9 @@ def _state_name(kind: str, replicated: bool, adam: bool) -> str:
     """What a state is called by fused optimizers, or by torch's."""
     if kind in ("exp_avg_sq", "momentum2"):
         return "exp_avg_sq"
-    if kind in ("momentum1", "sum", "exp_avg", "momentum_buffer"):
+    if replicated and kind != "momentum1":
+        return kind
+    if kind in ("momentum1", "sum", "exp_avg"):
         return ("exp_avg" if adam else "sum") if replicated else "momentum1"
     return kind
 

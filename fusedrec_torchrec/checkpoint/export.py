@@ -87,6 +87,8 @@ def export_table(
     """
     if form not in FORMATS:
         raise ValueError(f"format is {form!r}, must be one of {FORMATS}")
+    if Path(table.name).name != table.name:
+        raise ValueError(f"table {table.name!r} has a name that no file in {folder} can have")
     columns = _Columns(contents, table, with_states)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{table.name}.{form}"

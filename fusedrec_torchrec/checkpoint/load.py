@@ -5,7 +5,9 @@ checkpoint is converted, and the report says so.  What goes wrong on one rank is
 """
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from fusedrec_torchrec.checkpoint.table_state import (
     StateName,
     StateNames,
     StoredState,
+    number_of_states,
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.together import raise_together
@@ -76,13 +79,19 @@ def load_checkpoint(
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
     report = LoadReport()
-    problem = None
-    try:
-        check_hashing(read_manifest(path), model, path)
-        _Load(CheckpointReader(path), report, leave).fill(state)
-    except ValueError as error:
-        problem = str(error)
-    raise_together(problem)
+    work: list[Callable[[], None]] = []
+
+    def check() -> None:
+        check_hashing(read_manifest(path), model, path, WEIGHTS)
+        work.extend(_Load(CheckpointReader(path), report, leave).fill(state))
+
+    def read() -> None:
+        for each in work:
+            each()
+
+    # All ranks must find that it fits before one of them changes a number.
+    for phase in (check, read):
+        raise_together(_problem_of(phase))
     model.load_state_dict(state[WEIGHTS])
     if optimizer is not None:
         optimizer.load_state_dict(state[OPTIMIZER])
@@ -91,14 +100,29 @@ def load_checkpoint(
     return report
 
 
+def _problem_of(function: Callable[[], None]) -> str | None:
+    """Whatever it is, other ranks must hear of it."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 class _Load:
     def __init__(self, reader: CheckpointReader, report: LoadReport, leave: str | None) -> None:
         self._reader, self._report, self._leave = reader, report, leave
         self._stored = StateNames(reader.tensors, WEIGHTS)
         self._objects = set(reader.objects)
 
-    def fill(self, state: dict[str, Any]) -> None:
-        """Reads all tensors in place; other data only if the checkpoint has it."""
+    def fill(self, state: dict[str, Any]) -> Iterator[Callable[[], None]]:
+        """What reads all tensors in place, and other data if the checkpoint has it.
+
+        Raises:
+            ValueError: something does not fit; nothing has been read by then.
+        """
         sizes = {
             name: whole_size(value)
             for name, value in flatten(state[WEIGHTS], WEIGHTS)
@@ -109,21 +133,21 @@ class _Load:
             if self._leave is not None and name.startswith(self._leave):
                 continue
             if not isinstance(value, torch.Tensor):
-                self._plain(state, name)
+                yield partial(self._plain, state, name)
                 continue
             parsed = None if name.startswith(f"{WEIGHTS}.") else parse_state(name)
             weight = None if parsed is None else here.weight_of(parsed)
             if parsed is None or weight is None:
-                self._same(name, value)
+                yield self._same(name, value)
             else:
-                self._state(parsed, value, weight, sizes[f"{WEIGHTS}.{weight}"])
+                yield self._state(parsed, value, weight, here, sizes[f"{WEIGHTS}.{weight}"])
 
     def _plain(self, state: dict[str, Any], name: str) -> None:
         """Settings of optimizers are as they were, if the checkpoint has them."""
         if name in self._objects:
             _put(state, name, self._reader.object(name))
 
-    def _same(self, name: str, value: torch.Tensor) -> None:
+    def _same(self, name: str, value: torch.Tensor) -> Callable[[], None]:
         """A tensor of the same name and shape."""
         about = self._reader.tensors.get(name)
         if about is None:
@@ -143,7 +167,7 @@ class _Load:
                     f"{self._reader.path}: {name!r} is {about.properties.dtype}, the model's is "
                     f"{part.dtype}"
                 )
-        self._read(name, value)
+        return partial(self._read, name, value)
 
     def _read(self, name: str, value: torch.Tensor) -> None:
         for offsets, part in local_parts(value):
@@ -155,23 +179,30 @@ class _Load:
                 part.detach().copy_(on_host)
 
     def _state(
-        self, wanted: StateName, value: torch.Tensor, weight: str, table: torch.Size
-    ) -> None:
+        self,
+        wanted: StateName,
+        value: torch.Tensor,
+        weight: str,
+        here: StateNames,
+        table: torch.Size,
+    ) -> Callable[[], None]:
         """An optimizer state of a table, converted if it has to be."""
         name = self._stored.find(weight, wanted)
-        if name is None:
-            if wanted.state in COUNTS:
-                # Fused optimizers on the CPU do not count steps; nor does anybody need it there.
-                self._report.kept.append(wanted.name)
-                return
+        if name is None and wanted.state in COUNTS:
+            # Fused optimizers on the CPU do not count steps; nor does anybody need it there.
+            self._report.kept.append(wanted.name)
+            return _nothing
+        ours, theirs = (number_of_states(names.of_weight(weight)) for names in (here, self._stored))
+        if name is None or ours != theirs:
+            has = ", ".join(self._stored.of_weight(weight)) or "none"
             raise ValueError(
-                f"{self._reader.path} has no optimizer state {wanted.state!r} of table "
-                f"{wanted.table!r}: it was trained with another optimizer"
+                f"{self._reader.path}: the optimizer of table {wanted.table!r} wants the state "
+                f"{wanted.state!r} among {ours}, the checkpoint has {has}: it was trained with "
+                "another optimizer"
             )
         size = tuple(whole_size(value))
         if name == wanted.name and tuple(self._reader.tensors[name].size) == size:
-            self._same(name, value)
-            return
+            return self._same(name, value)
         rows, columns = table
         stored = StoredState(self._reader, name, rows, columns, f"{WEIGHTS}.{weight}")
         was = self._reader.tensors[name].properties.dtype
@@ -179,31 +210,29 @@ class _Load:
         self._report.converted.append(
             f"{name} {list(stored.size)} is loaded as {wanted.name} {list(size)}{rounded}"
         )
-        if wanted.state in COUNTS:
-            for _, part in local_parts(value):
-                part.detach().fill_(stored.count())
-        elif stored.by_element:
+        if wanted.state in COUNTS or stored.is_single:
+            return partial(self._fill, stored, value)
+        if stored.by_element:
             if size != tuple(stored.size):
                 raise self._mismatch(wanted, stored, size)
-            self._read(name, value)
-        else:
-            self._by_row(wanted, stored, value, rows)
-
-    def _by_row(
-        self, wanted: StateName, stored: StoredState, value: torch.Tensor, rows: int
-    ) -> None:
-        size = tuple(whole_size(value))
+            return partial(self._read, name, value)
         if size[1:] not in ((), (1,)) or (rows and size[0] % rows):
             raise self._mismatch(wanted, stored, size)
         for offsets, part in local_parts(value):
-            if not part.numel():
-                continue
-            first = offsets[0] % rows
-            numbers = torch.empty(part.numel(), dtype=part.dtype)
-            if first + numbers.numel() > rows:
+            if part.numel() and offsets[0] % rows + part.size(0) > rows:
                 raise self._mismatch(wanted, stored, size)
-            stored.rows(first, numbers)
-            part.detach().copy_(numbers.view(part.shape))
+        return partial(self._by_row, stored, value, rows)
+
+    def _fill(self, stored: StoredState, value: torch.Tensor) -> None:
+        for _, part in local_parts(value):
+            part.detach().fill_(stored.count())
+
+    def _by_row(self, stored: StoredState, value: torch.Tensor, rows: int) -> None:
+        for offsets, part in local_parts(value):
+            if part.numel():
+                numbers = torch.empty(part.numel(), dtype=part.dtype)
+                stored.rows(offsets[0] % rows, numbers)
+                part.detach().copy_(numbers.view(part.shape))
 
     def _mismatch(
         self, wanted: StateName, stored: StoredState, size: tuple[int, ...]
@@ -212,6 +241,10 @@ class _Load:
             f"{self._reader.path}: {stored.name!r} has shape {tuple(stored.size)}, the optimizer "
             f"of table {wanted.table!r} here wants {size}: it was trained with another optimizer"
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _put(state: Any, name: str, value: Any) -> None:

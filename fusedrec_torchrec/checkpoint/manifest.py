@@ -113,9 +113,22 @@ def read_manifest(folder: Path) -> Manifest | None:
         )
     try:
         tables = {name: TableEntry(**entry) for name, entry in data.pop("tables").items()}
-        return Manifest(tables=tables, **data)
+        manifest = Manifest(tables=tables, **data)
+        for name, about in manifest.files.items():
+            int(about["bytes"]), str(about["sha256"])
+            _plain(path, name)
+        for other in (manifest.plan, manifest.hot_rows):
+            if other is not None:
+                _plain(path, other)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from None
+    return manifest
+
+
+def _plain(path: Path, name: str) -> None:
+    """A checkpoint names files in its folder, and no others."""
+    if Path(name).name != name:
+        raise ValueError(f"{path} names {name!r}, which is no file of the checkpoint")
 
 
 def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
@@ -143,7 +156,9 @@ def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
         table = parts[-2]
         seed = hashed.get(table)
         rows, columns = whole_size(value)
-        tables[table] = TableEntry(
+        # Tables of several modules may have one name.
+        shown = table if table not in tables else name.removesuffix(".weight")
+        tables[shown] = TableEntry(
             weight=f"{weights}.{name}",
             rows=rows,
             columns=columns,
@@ -186,22 +201,26 @@ def _shardings(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_hashing(manifest: Manifest | None, model: nn.Module, path: Path) -> None:
+def check_hashing(manifest: Manifest | None, model: nn.Module, path: Path, weights: str) -> None:
     """
     Raises:
         ValueError: ids of a table are hashed in another way than in the model.
     """
     if manifest is None:
         return
-    here = describe(model, None, "").tables
+    here = {entry.weight: entry for entry in describe(model, None, weights).tables.values()}
     for name, entry in manifest.tables.items():
-        if name in here and here[name].hash_seed != entry.hash_seed:
-            raise ValueError(
-                f"{path}: table {name!r} was trained with {_hashing(entry.hash_seed)}, the model "
-                f"has {_hashing(here[name].hash_seed)}: rows would be those of other ids. Set "
-                "hash_ids and hash_seed of the exchange options as they were"
-            )
+        ours = here.get(entry.weight)
+        if ours is None or (ours.hash_seed, ours.hash_salt) == (entry.hash_seed, entry.hash_salt):
+            continue
+        raise ValueError(
+            f"{path}: table {name!r} was trained with {_hashing(entry)}, the model has "
+            f"{_hashing(ours)}: rows would be those of other ids. Set hash_ids and hash_seed of "
+            "the exchange options as they were"
+        )
 
 
-def _hashing(seed: int | None) -> str:
-    return "ids that are rows" if seed is None else f"ids hashed with hash_seed {seed}"
+def _hashing(entry: TableEntry) -> str:
+    if entry.hash_seed is None:
+        return "ids that are rows"
+    return f"ids hashed with hash_seed {entry.hash_seed}"

@@ -58,6 +58,8 @@ def read_metadata(path: Path) -> Metadata:
         raise ValueError(
             f"{path} is no checkpoint of torch.distributed.checkpoint ({METADATA_FILE} is missing)"
         ) from None
+    except OSError as error:
+        raise ValueError(f"{path / METADATA_FILE} cannot be read: {error}") from None
     try:
         metadata = _Unpickler(io.BytesIO(content)).load()
     except Exception as error:  # a damaged pickle can raise anything

@@ -1,5 +1,6 @@
 """Saves a model and its optimizer so that every sharding can load it, TorchRec's own included."""
 
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,15 +16,19 @@ from torchrec.optim.keyed import KeyedOptimizer
 from fusedrec_torchrec.checkpoint.load import OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.together import of_all_ranks, raise_together
-from fusedrec_torchrec.checkpoint.writer import CheckedWriter
+from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, write_plan
 
-__all__ = ["PLAN_FILE", "save_checkpoint"]
+__all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
 
 PLAN_FILE = "plan.yaml"
 HOT_FILE = "hot_rows.npz"
 Planned = tuple[PlanFile, HotSet | None]
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be saved; the same on all ranks."""
 
 
 def save_checkpoint(
@@ -33,31 +38,93 @@ def save_checkpoint(
     step: int | None = None,
     planned: Planned | None = None,
     files: Mapping[str, str] | None = None,
-    process_group: dist.ProcessGroup | None = None,
-    asynchronous: bool = False,
-) -> Future[Any] | None:
-    """Writes a checkpoint into a folder; must be called on all ranks.
+    overwrite: bool = False,
+) -> None:
+    """Saves a checkpoint; must be called on all ranks.
 
     The files are those of torch.distributed.checkpoint for ``{"model": model.state_dict(),
     "optimizer": optimizer.state_dict()}``, so it can load them, and beside them ``manifest.json``.
+    The folder appears when all of it is written.
 
     Args:
-        path: folder; a new or empty one.
+        path: folder that must not exist.
         model: in DistributedModelParallel.
         optimizer: its state is saved, too; of all parameters, or of the fused ones.
         step: steps done, for the manifest.
         planned: the plan as a file, with its hot rows; made of the model's own plan if None.
         files: contents of other files to put beside, by name.
+        overwrite: whether a checkpoint that is there is replaced.
+
+    Raises:
+        ValueError: the folder exists.
+        SaveError: it could not be written; nothing is left of it.
+    """
+    path = Path(path)
+    is_first = dist.get_rank() == 0
+    exists = is_first and path.exists() and not overwrite
+    raise_together(f"{path} exists already; overwrite=True replaces it" if exists else None)
+    partial = partial_folder(path)
+    problem = None
+    try:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        write_checkpoint(partial, model, optimizer, step, planned, files)
+        if is_first:
+            publish(path)
+    except BaseException as error:  # torch's is not an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        problem = f"checkpoint {path} could not be saved: {reason(error)}"
+    problems = [text for text in of_all_ranks(problem) if text is not None]
+    if problems:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise SaveError(problems[0])
+
+
+def partial_folder(path: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def publish(path: Path) -> None:
+    """Gives a checkpoint its name; one that was there goes, all at once."""
+    old = path.with_name(f".{path.name}.removed")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    partial_folder(path).rename(path)
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def reason(error: BaseException) -> str:
+    """The error of a rank, without the traceback that torch puts around it."""
+    failures: dict[int, Any] = getattr(error, "failures", {})
+    for rank, (inner, _) in sorted(failures.items()):
+        return f"rank {rank}: {inner}"
+    return str(error) or type(error).__name__
+
+
+def write_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None = None,
+    step: int | None = None,
+    planned: Planned | None = None,
+    files: Mapping[str, str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    asynchronous: bool = False,
+) -> Future[Any] | None:
+    """Writes a checkpoint into a new folder, one file after another; see ``save_checkpoint``.
+
+    Args:
         process_group: for the talk between ranks, on the CPU; needed if asynchronous.
         asynchronous: copies tensors and writes in the background.
 
     Returns:
         None, or if asynchronous what tells when all is written.
-
-    Raises:
-        ValueError: the folder holds something already, or cannot be written; on all ranks.
     """
-    path = Path(path)
     state: dict[str, Any] = {WEIGHTS: model.state_dict()}
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
@@ -67,11 +134,11 @@ def save_checkpoint(
     problem = None
     if dist.get_rank() == 0:
         try:
-            manifest = _begin(path, model, manifest, planned, dict(files or {}))
+            manifest = _begin(folder, model, manifest, planned, dict(files or {}))
         except (OSError, ValueError) as error:
-            problem = f"checkpoint {path} cannot be written: {error}"
+            problem = str(error)
     raise_together(problem, process_group)
-    writer = CheckedWriter(path, manifest)
+    writer = CheckedWriter(folder, manifest)
     if asynchronous:
         future = async_save(
             state,

@@ -25,20 +25,24 @@ import torch
 
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 
-__all__ = ["COUNTS", "StateName", "StateNames", "StoredState", "parse_state"]
+__all__ = ["COUNTS", "StateName", "StateNames", "StoredState", "number_of_states", "parse_state"]
 
 STATE = re.compile(
     r"(?P<prefix>(?:.*\.)?)(?P<weight>(?:embedding_bags|embeddings)\.(?P<table>[^.]+)\.weight)\."
     r"(?:(?P=table)\.)?(?P<state>[^.]+)"
 )
 WEIGHT = re.compile(r".*?(?P<weight>(?:embedding_bags|embeddings)\.(?P<table>[^.]+)\.weight)")
-# The same state under other names.
-ALIKE = (
-    ("momentum1", "sum", "exp_avg", "momentum_buffer"),
-    ("exp_avg_sq", "momentum2"),
-    ("iter", "step"),
-)
-COUNTS = ALIKE[2]
+COUNTS = ("iter", "step")
+# What torch's optimizers call a state of FBGEMM's, and the other way round.
+ALIKE = {
+    "momentum1": ("sum", "exp_avg"),
+    "sum": ("momentum1",),
+    "exp_avg": ("momentum1",),
+    "momentum2": ("exp_avg_sq",),
+    "exp_avg_sq": ("momentum2",),
+    "iter": ("step",),
+    "step": ("iter",),
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,12 @@ class StateName:
     @property
     def alike(self) -> tuple[str, ...]:
         """Names of the same state elsewhere."""
-        return next((names for names in ALIKE if self.state in names), (self.state,))
+        return ALIKE.get(self.state, ())
+
+
+def number_of_states(names: Iterable[str]) -> int:
+    """Of a table, but for counts of steps: optimizers differ in it."""
+    return sum(name not in COUNTS for name in names)
 
 
 def parse_state(name: str) -> StateName | None:
@@ -138,6 +147,11 @@ class StoredState:
     def by_element(self) -> bool:
         """Whether there is a number for each element of the table."""
         return tuple(self.size) == (self._rows, self._columns) and self._columns > 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one number for the table, or for each of its shards."""
+        return len(self.size) < 2 and (not self._rows or self.size.numel() % self._rows != 0)
 
     @property
     def replicas(self) -> int:

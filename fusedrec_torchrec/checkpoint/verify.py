@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fusedrec_torchrec.checkpoint.manifest import Manifest, read_manifest
+from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.together import of_all_ranks
 
@@ -107,10 +107,10 @@ def _unlisted(manifest: Manifest, reader: CheckpointReader) -> list[str]:
     return [f"{name} is not in the manifest" for name in missing]
 
 
-def verify_together(folder: Path) -> None:
+def verify_together(folder: Path, required: bool = False) -> None:
     """Compares checksums, each rank those of some files; must be called on all ranks.
 
-    A checkpoint without a manifest has none to compare.
+    A checkpoint without a manifest has none to compare, unless it must have one.
 
     Raises:
         ValueError: the checkpoint is damaged; on all ranks.
@@ -125,8 +125,10 @@ def verify_together(folder: Path) -> None:
                 problem = check_file(folder, name, manifest.files[name])
                 if problem is not None:
                     problems.append(problem)
-    except ValueError as error:
-        problems.append(str(error))
+        elif required:
+            problems.append(f"{MANIFEST} is missing")
+    except Exception as error:  # whatever it is, other ranks must hear of it
+        problems.append(str(error) or type(error).__name__)
     problems = sorted({problem for found in of_all_ranks(problems) for problem in found})
     if problems:
         raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")

@@ -18,7 +18,7 @@ from torch.futures import Future
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
 from fusedrec_torchrec.checkpoint.verify import checksum
 
-__all__ = ["CheckedWriter"]
+__all__ = ["CheckedWriter", "sync_folder"]
 
 
 @dataclass

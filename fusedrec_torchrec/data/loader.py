@@ -1,9 +1,11 @@
 """Batches for one rank, read ahead in worker processes, from any position."""
 
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from fusedrec_torchrec.data.hot_first import HotFirst
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.order import Order
 from fusedrec_torchrec.data.samples import Samples, Source
+from fusedrec_torchrec.processes import die_with
 
 __all__ = ["Loader", "split"]
 
@@ -109,7 +112,7 @@ class Loader:
             num_workers=self._workers,
             prefetch_factor=2 if self._workers else None,
             multiprocessing_context="forkserver" if self._workers else None,
-            worker_init_fn=_one_thread,
+            worker_init_fn=partial(_begin_worker, os.getpid()),
             pin_memory=torch.cuda.is_available(),
         )
         number = start
@@ -136,8 +139,9 @@ class Loader:
             next_place[is_hot] += 1
 
 
-def _one_thread(_: int) -> None:
+def _begin_worker(rank: int, _: int) -> None:
     torch.set_num_threads(1)
+    die_with(rank)
 
 
 def _blocks(source: Source, part: tuple[int, int]) -> tuple[int, ...]:

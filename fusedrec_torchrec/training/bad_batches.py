@@ -33,6 +33,7 @@ __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
 LARGEST = 1.8e19  # its square is still a number; NaN is not less than it
 TOO_LARGE = "are not finite, or too large to be squared"
 HIGH_RATES = "learning rates that are too high make such, too (optimizer.*.learning_rate); "
+HELD_OUT = "held-out batch"
 GRADIENTS = f"gradients of the embeddings {TOO_LARGE}"
 DENSE = f"gradients of the dense part {TOO_LARGE}"
 
@@ -83,30 +84,50 @@ class BadBatches:
     def _arrived(self, step: int, batch: Batch, flags: "_Flags") -> Batch:
         bad = flags.wait()
         if bad:
-            self._found(step, bad, flags.problem, "batch")
+            self._found(step, flags.problem, "batch")
             batch = stand_in(batch)
         self._coming.append((step, bad))
         return batch
 
-    def _found(self, step: int, bad: bool, own: str | None, what: str) -> None:
+    def held_out(self, batches: Iterable[Batch], good: deque[bool]) -> Iterator[Batch]:
+        """Batches to evaluate on, bad ones replaced; ``good`` gets a word on each of them.
+
+        Raises:
+            BadBatchError: there is a bad one, and the policy is ``error``.
+        """
+        for number, batch in enumerate(batches):
+            problem = batch.problem if isinstance(batch, CheckedBatch) else None
+            bad = _Flags(self._group, problem).wait()
+            if bad:
+                self._found(number, problem, HELD_OUT)
+            good.append(not bad)
+            yield stand_in(batch) if bad else batch
+
+    def _found(self, step: int, own: str | None, what: str) -> None:
         """All ranks come here together."""
-        assert bad
         problems = of_all_ranks(own, self._group)
         rank, problem = next((r, p) for r, p in enumerate(problems) if p is not None)
         others = sum(p is not None for p in problems) - 1
         more = f" (and of {others} more ranks)" if others else ""
-        text = f"{what} of step {step + 1}, rank {rank}{more}: {problem}"
+        where = f"number {step + 1}" if what == HELD_OUT else f"of step {step + 1}"
+        text = f"{what} {where}, rank {rank}{more}: {problem}"
         if self._config.policy == "error":
             raise BadBatchError(
                 f"bad {text}; {HIGH_RATES if what == 'gradients' else ''}"
                 "bad_batches.policy: skip would leave it out"
             )
-        self._skip(text)
+        if what == HELD_OUT:  # no step of the training
+            self._say(text)
+        else:
+            self._skip(text)
+
+    def _say(self, text: str) -> None:
+        if dist.get_rank() == 0:
+            print(f"skipped bad {text}", file=sys.stderr, flush=True)
 
     def _skip(self, text: str) -> None:
         self.skipped += 1
-        if dist.get_rank() == 0:
-            print(f"skipped bad {text}", file=sys.stderr, flush=True)
+        self._say(text)
         if self._config.most is not None and self.skipped > self._config.most:
             raise BadBatchError(
                 f"{self.skipped} steps were skipped, bad_batches.most is {self._config.most}; the "
@@ -132,7 +153,7 @@ class BadBatches:
             return None
         step, left_out = self._coming[0]
         if not left_out:
-            self._found(step, True, problem, "gradients")
+            self._found(step, problem, "gradients")
         self._bad_gradients = True
         return torch.zeros_like(gradient)
 

@@ -20,15 +20,20 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.checkpoint.load import LoadReport, load_checkpoint
-from fusedrec_torchrec.checkpoint.save import Planned, save_checkpoint
+from fusedrec_torchrec.checkpoint.save import (
+    Planned,
+    SaveError,
+    partial_folder,
+    publish,
+    reason,
+    write_checkpoint,
+)
 from fusedrec_torchrec.checkpoint.together import of_all_ranks
-from fusedrec_torchrec.checkpoint.writer import sync_folder
 from fusedrec_torchrec.terminal import human_bytes
 
 __all__ = [
     "Checkpointer",
     "RunState",
-    "SaveError",
     "find_checkpoints",
     "load_state",
     "read_run_state",
@@ -88,10 +93,6 @@ def read_run_state(path: Path) -> RunState:
     return state
 
 
-class SaveError(RuntimeError):
-    """A checkpoint could not be saved."""
-
-
 class Checkpointer:
     """Saves checkpoints of one run.
 
@@ -135,11 +136,11 @@ class Checkpointer:
         self.wait()
         path = self._folder / f"step_{state.step:08d}"
         if dist.get_rank() == 0:
-            shutil.rmtree(self._partial(path), ignore_errors=True)
+            shutil.rmtree(partial_folder(path), ignore_errors=True)
         dist.barrier(group=self._group)
         try:
-            future = save_checkpoint(
-                self._partial(path),
+            future = write_checkpoint(
+                partial_folder(path),
                 model,
                 optimizer,
                 state.step,
@@ -201,39 +202,25 @@ class Checkpointer:
             self._failed(path, error)
 
     def _failed(self, path: Path, error: BaseException) -> None:
-        self._problem = f"checkpoint {path} could not be saved: {_reason(error)}"
+        self._problem = f"checkpoint {path} could not be saved: {reason(error)}"
         with contextlib.suppress(OSError):
             free = human_bytes(shutil.disk_usage(self._folder).free)
             self._problem += f" ({free} left on the disk)"
         if dist.get_rank() == 0:
-            shutil.rmtree(self._partial(path), ignore_errors=True)  # its room is needed
-
-    def _partial(self, path: Path) -> Path:
-        return self._folder / f".{path.name}.partial"
+            shutil.rmtree(partial_folder(path), ignore_errors=True)  # its room is needed
 
     def _publish(self, path: Path) -> None:
-        _remove(path)  # of an earlier attempt that stopped after it
-        self._partial(path).rename(path)
-        sync_folder(self._folder)
+        publish(path)  # in place of one of an earlier attempt that stopped after it
         for old in find_checkpoints(self._folder)[: -self._keep]:
             _remove(old)
 
 
-def _reason(error: BaseException) -> str:
-    """The error of a rank, without the traceback that torch puts around it."""
-    failures: dict[int, Any] = getattr(error, "failures", {})
-    for rank, (inner, _) in sorted(failures.items()):
-        return f"rank {rank}: {inner}"
-    return str(error) or type(error).__name__
-
-
 def _remove(path: Path) -> None:
     """All at once: a checkpoint half removed must not look like one."""
-    if path.exists():
-        going = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(going, ignore_errors=True)
-        path.rename(going)
-        shutil.rmtree(going)
+    going = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(going, ignore_errors=True)
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def load_state(

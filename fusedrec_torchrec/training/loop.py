@@ -3,6 +3,7 @@
 import itertools
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -299,10 +300,12 @@ class Training:
         self._reconcile()  # all ranks evaluate the same model, the one that would be saved
         self.model.eval()
         metrics = ClickMetrics(self._device)
-        batches = self._eval_data.read(0, count)
+        good: deque[bool] = deque()
+        batches = self._bad_batches.held_out(self._eval_data.read(0, count), good)
         for _ in range(count):
-            _, logits, labels = self._pipeline.progress(batches)
-            metrics.update(logits, labels)
+            _, logits, labels = self._progress(batches)
+            if good.popleft():
+                metrics.update(logits, labels)
         values = metrics.compute()
         if self._log is not None:
             self._log.write(self.step, "eval", values)

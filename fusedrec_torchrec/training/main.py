@@ -128,7 +128,7 @@ def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite:
         f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend,
         timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
-    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    job = _job()
     try:
         with contextlib.ExitStack() as stack:
 
@@ -153,7 +153,7 @@ def _claimed(
         if path is None or not config.checkpoint.verify:
             return path
         try:
-            verify_together(path)
+            verify_together(path, required=True)
         except ValueError as error:
             problem = str(error)
             _on_first_rank(partial(refuse_damaged, config, path, restarted, problem))
@@ -167,13 +167,24 @@ def _on_first_rank(function: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             answer[0] = function()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             answer[1] = str(error)
     dist.broadcast_object_list(answer)
     if answer[1] is not None:
         raise ValueError(answer[1])
     result: T = answer[0]
     return result
+
+
+def _job() -> str | None:
+    """What tells ranks that were started again from those of another run; None without torchrun."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    if job != "none":
+        return job
+    # A static rendezvous has no name: the launcher itself is one.
+    launcher = os.getppid()
+    began = Path(f"/proc/{launcher}/stat")
+    return f"{launcher} {began.read_text().split()[21] if began.is_file() else ''}"
 
 
 def _die_with_parent() -> None:

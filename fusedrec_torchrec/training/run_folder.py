@@ -77,6 +77,8 @@ def claim(
     if again:
         checkpoints = find_checkpoints(folder / "checkpoints")
         path = checkpoints[-1] if checkpoints else None
+        if path is None and resume not in (None, "latest"):
+            path = Path(str(resume))  # of another folder: nothing was saved here yet
     else:
         path = check_run(config, source, resume, overwrite)
     if path is None:
@@ -106,9 +108,13 @@ def refuse_damaged(config: TrainConfig, path: Path, restarted: bool, problem: st
         last = before[-1] if before else "the beginning"
         print(f"warning: {problem}; going on from {last}", file=sys.stderr, flush=True)
         return
-    earlier = [p for p in before if p.name < path.name]
-    offer = f". The one before it: --resume {earlier[-1]}" if earlier else ""
-    raise ValueError(problem + offer)
+    raise ValueError(problem + offer_before(path))
+
+
+def offer_before(path: Path) -> str:
+    """The checkpoint before one that cannot be used, if there is one."""
+    earlier = [p for p in find_checkpoints(path.parent) if p.name < path.name]
+    return f". The one before it: --resume {earlier[-1]}" if earlier else ""
 
 
 def check_run(
@@ -142,7 +148,10 @@ def check_run(
 
 
 def _refuse_other_run(config: TrainConfig, source: Source, path: Path) -> None:
-    state = read_run_state(path)
+    try:
+        state = read_run_state(path)
+    except ValueError as error:
+        raise ValueError(f"{error}{offer_before(path)}") from None
     now = to_mapping(config)
     differing = [
         f"{where} is {new}, was {old}"

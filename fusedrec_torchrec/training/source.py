@@ -64,10 +64,6 @@ def train_loader(
 ) -> Loader | SeparatedLoader:
     """Batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
-    hashes = config.sharding.exchange.hashes
-    check = BatchCheck(
-        {name: None if hashes(name) else rows for name, rows in source.table_rows.items()}
-    )
 
     def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
         return Loader(
@@ -82,7 +78,7 @@ def train_loader(
             workers=config.data.workers,
             seed=config.data.seed,
             hot=hot,
-            check=check,
+            check=batch_check(config, source),
         )
 
     part = split(source, config.data.held_out)[0]
@@ -142,4 +138,13 @@ def eval_loader(config: TrainConfig, source: Source, rank: int, world_size: int)
         world_size=world_size,
         shuffle=False,
         chunk_batches=1,
+        check=batch_check(config, source),
+    )
+
+
+def batch_check(config: TrainConfig, source: Source) -> BatchCheck:
+    """What batches must be like; ids that are hashed may be anything."""
+    hashes = config.sharding.exchange.hashes
+    return BatchCheck(
+        {name: None if hashes(name) else rows for name, rows in source.table_rows.items()}
     )

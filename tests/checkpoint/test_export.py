@@ -1,6 +1,7 @@
 """Tables as safetensors and Parquet, read by other libraries; and the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,8 @@ def test_commands(
     }  # fmt: skip
     assert tables["b"]["optimizer"].keys() == {"sum", "step"} and tables["c"]["shards"] == 3
     assert run("verify", other, "--quiet")[0] == 0
+    contents = Contents(other)
+    assert contents.reader.whole(contents.tables["b"].states["step"]).item() == 3  # of the run
     code, out, _ = run("export", other, "--output", tmp_path / "out", "--tables", "b,a", "--quiet")
     assert code == 0 and "2 tables as safetensors" in out
     exported = load_file(tmp_path / "out" / "b.safetensors")["weight"]
@@ -106,6 +109,15 @@ def test_commands(
     code, _, err = run("convert", other, tmp_path / "x", "--quiet")
     assert code == 2 and "is damaged: plan.yaml has" in err
     assert not (tmp_path / "x").exists()
+
+
+def test_names_that_are_no_file_names(saved: tuple[Path, Numbers], tmp_path: Path) -> None:
+    contents = Contents(saved[0])
+    table = replace(contents.tables["a"], name="../escaped")
+    for form in ("safetensors", "parquet"):
+        with pytest.raises(ValueError, match="has a name that no file in"):
+            export_table(contents, table, tmp_path / "out", form)
+    assert not (tmp_path / "escaped.safetensors").exists()
 
 
 def test_a_plan_for_other_tables(saved: tuple[Path, Numbers], tmp_path: Path) -> None:

@@ -115,6 +115,51 @@ def test_verify_names_all_that_is_wrong(copy: Path) -> None:
     assert problems[1] == "plan.yaml is missing"
 
 
+def test_files_that_are_not_in_the_manifest(copy: Path) -> None:
+    data = json.loads((copy / "manifest.json").read_text())
+    del data["files"][DATA]
+    (copy / "manifest.json").write_text(json.dumps(data))
+    assert verify(copy) == [f"{DATA} is not in the manifest"]
+
+
+@pytest.mark.parametrize("field", ["files", "hot_rows"])
+def test_a_manifest_names_files_of_its_checkpoint_only(
+    cluster_2: Cluster, copy: Path, field: str
+) -> None:
+    data = json.loads((copy / "manifest.json").read_text())
+    about = {"bytes": 1, "sha256": ""}
+    data |= {"files": {"../x": about}} if field == "files" else {"hot_rows": "/tmp/x"}
+    (copy / "manifest.json").write_text(json.dumps(data))
+    for error in cluster_2.run(errors, str(copy), True):
+        assert "which is no file of the checkpoint" in error
+    data |= {"files": {DATA: {}}}
+    (copy / "manifest.json").write_text(json.dumps(data))
+    first, second = cluster_2.run(errors, str(copy), True)
+    assert first == second and "manifest.json is damaged" in first
+
+
+def test_metadata_names_files_of_its_checkpoint_only(copy: Path, tmp_path: Path) -> None:
+    shutil.move(copy / DATA, tmp_path / "elsewhere")
+    metadata = CheckpointReader(copy).metadata
+    for info in metadata.storage_data.values():
+        if info.relative_path == DATA:
+            info.relative_path = str(tmp_path / "elsewhere")
+    (copy / ".metadata").write_bytes(pickle.dumps(metadata))
+    reader = CheckpointReader(copy)
+    with pytest.raises(ValueError, match="which is no file in it"):
+        _ = [reader.whole(name) for name in reader.tensors]
+
+
+def test_a_damaged_tensor_on_one_rank_is_an_error_on_all(cluster_2: Cluster, copy: Path) -> None:
+    """Without checksums; what describes a tensor in its file is nonsense."""
+    content = (copy / DATA).read_bytes()
+    (copy / DATA).write_bytes(content.replace(b"torch._utils", b"torch._utilz"))
+    (copy / "manifest.json").unlink()
+    first, second = cluster_2.run(errors, str(copy), False)
+    assert first == second and f"{DATA} cannot be read" in first
+    assert "weights_only=False" not in first
+
+
 class Malicious:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch /tmp/must_not_exist_fusedrec",)

@@ -32,14 +32,20 @@ def config(folder: Path, **changes: Any) -> Path:
 
 def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fusedrec_torchrec.cli.main", "train", "--config", str(path)]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # Into a file: nobody reads a pipe while the run goes on, and a full one would stop it.
+    with (path.parent / "output.txt").open("w") as output:
+        return subprocess.Popen(
+            [*command, *arguments],
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def output_of(folder: Path) -> str:
+    return (folder / "output.txt").read_text()
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
@@ -50,7 +56,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 def wait_until(process: subprocess.Popen[str], done: Any) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not done():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, "it ended by itself"
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

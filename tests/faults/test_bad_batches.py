@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.data.batch_check import BatchCheck
+from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.faulty import KINDS
-from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.bad_batches import BadBatches
+from fusedrec_torchrec.training.config import BadBatchesConfig, TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
 from tests.faults.faulty import train_faulty
@@ -92,6 +93,42 @@ def test_a_skipped_step_is_as_if_it_had_not_been(
                 assert torch.equal(got["state"][name], tensor), (kind, name)
         last = [r for r in read_log(tmp_path / kind) if r["kind"] == "train"][-1]
         assert last["skipped_steps"] == 1 and last["log_loss"] < 1
+
+
+def test_held_out_batches_are_checked(cluster_2: Cluster, tmp_path: Path) -> None:
+    data = config(tmp_path / "error")
+    faults = dict.fromkeys(range(18000, 20000, 97), "nan")
+    found = cluster_2.run(train_faulty, data, faults)
+    assert found[0] == found[1] and "bad held-out batch number 1, rank " in found[0]["error"]
+    some = {18_000: "nan", 18_001: "id"}
+    data = config(tmp_path / "skip")
+    data["bad_batches"] = {"policy": "skip"}
+    found = cluster_2.run(train_faulty, data, some)
+    assert found[0]["skipped"] == 0 and found[0]["result"]["log_loss"] < 1
+
+
+def only_the_dense_part(policy: Any) -> list[Any]:
+    """Gate 3, by itself."""
+    guard = BadBatches(BadBatchesConfig(policy=policy))
+    batch = CheckedBatch(torch.zeros(2, 1), None, torch.zeros(2))
+    seen: list[Any] = []
+    for gradient in (1.0, float("nan"), 1e30):
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.grad = torch.tensor([0.0, gradient, 0.0])
+        list(guard.watch([batch], 0))
+        try:
+            seen.append(guard.may_update([parameter]))
+        except ValueError as error:
+            seen.append(str(error))
+    return [*seen, guard.skipped]
+
+
+def test_gradients_of_the_dense_part_alone(cluster_2: Cluster) -> None:
+    assert cluster_2.run(only_the_dense_part, "skip") == [[True, False, False, 2]] * 2
+    for good, nan, large, skipped in cluster_2.run(only_the_dense_part, "error"):
+        assert good is True and skipped == 0
+        for text in (nan, large):
+            assert "bad gradients of step 1: gradients of the dense part are not finite" in text
 
 
 def test_skips_survive_a_restart_and_have_a_limit(

@@ -16,7 +16,15 @@ from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.run_folder import refuse_damaged
 from tests.cli.command import fusedrec
 from tests.cluster import Cluster
-from tests.faults.restarts import config, kill_ranks, same_end, start, steps_done, wait_until
+from tests.faults.restarts import (
+    config,
+    kill_ranks,
+    output_of,
+    same_end,
+    start,
+    steps_done,
+    wait_until,
+)
 from tests.training.runs import small, train
 
 
@@ -29,10 +37,10 @@ def survive(folder: Path, kills: int, steps: int, seed: int, **changes: Any) -> 
     when = sorted(random.Random(seed).sample(range(1, steps - 1), kills))
     try:
         kill_ranks(folder / "killed", process, when, seed)
-        _, errors = process.communicate(timeout=300)
+        process.wait(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == 0, errors
+    assert process.returncode == 0, output_of(folder / "killed")
     same_end(folder / "killed", folder / "alone")
 
 
@@ -89,9 +97,10 @@ def test_a_damaged_checkpoint_after_a_restart(tmp_path: Path) -> None:
         (last / "plan.yaml").write_text("nonsense")
         step = steps_done(tmp_path / "run")
         kill_ranks(tmp_path / "run", process, [step], 0)
-        _, errors = process.communicate(timeout=240)
+        process.wait(timeout=240)
     finally:
         process.kill()
+    errors = output_of(tmp_path / "run")
     assert process.returncode == 0, errors
     if f"damaged_{last.name}" in {p.name for p in folder.iterdir()}:
         assert "plan.yaml has 8 bytes" in errors and "going on from" in errors

@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
-from fusedrec_torchrec.training.checkpoint import SaveError, find_checkpoints
+from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
 from tests.training.runs import small, train

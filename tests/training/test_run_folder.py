@@ -1,6 +1,7 @@
 """Where a run goes on, what it refuses, and that one training has a folder at a time."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fusedrec_torchrec.config import from_mapping, to_yaml, with_overrides
 from fusedrec_torchrec.data.prepare import prepare
 from fusedrec_torchrec.training.checkpoint import RunState, find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.main import _job
 from fusedrec_torchrec.training.run_folder import check_run, claim, locked
 from fusedrec_torchrec.training.source import open_source
 from tests.data.criteo_text import lines, write
@@ -164,6 +166,32 @@ def test_a_job_that_is_started_again_goes_on(tmp_path: Path) -> None:
         take(tmp_path, None, "another job")
     with pytest.raises(ValueError, match="holds a run already"):
         take(tmp_path, None, None)
+
+
+def test_a_restart_goes_back_to_the_checkpoint_it_was_given(tmp_path: Path) -> None:
+    """Of another folder, as long as nothing was saved in this one."""
+    given = save(tmp_path / "other", 40)
+    (tmp_path / "new").mkdir()
+    assert take(tmp_path / "new", str(given), "job") == given
+    assert take(tmp_path / "new", str(given), "job") == given
+    own = save(tmp_path / "new", 50)
+    assert take(tmp_path / "new", str(given), "job") == own
+
+
+def test_a_launcher_without_a_name_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's static rendezvous
+    assert _job() == _job() != "none" and str(os.getppid()) in str(_job())
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "named")
+    assert _job() == "named"
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert _job() is None
+
+
+def test_the_one_before_a_damaged_checkpoint_is_offered(tmp_path: Path) -> None:
+    first, last = save(tmp_path, 5), save(tmp_path, 9)
+    (last / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=rf"run.json is damaged.*--resume {first}"):
+        check(tmp_path, "latest")
 
 
 def test_one_training_at_a_time(tmp_path: Path) -> None:

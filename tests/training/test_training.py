@@ -133,7 +133,9 @@ def test_records_have_quality_speed_traffic_and_rates(cluster_2: Cluster, tmp_pa
     for record in training:
         assert record["all_to_all_per_step"] == 3
         assert record["all_reduce_per_step"] == 1
-        assert record["collectives_per_step"] == 6  # with the two that agree on bad batches
+        # With the two that agree on bad batches, or one where there is no next batch.
+        assert record["collectives_per_step"] - record["all_gather_per_step"] == 4
+        assert record["all_gather_per_step"] in (1, 2)
         assert record["bytes_sent_per_step"] == (
             record["all_to_all_bytes_per_step"]
             + record["all_reduce_bytes_per_step"]
