@@ -9,7 +9,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 __all__ = ["read_metadata"]
 
@@ -41,9 +41,18 @@ ALLOWED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
+
+
+def _memory_format(kind: Any, name: str) -> Any:
+    """Some releases of Python 3.11 write members of an enumeration as attributes of it."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"it wants {name!r} of {kind}, which no checkpoint needs")
+    return kind[name]
 
 
 def read_metadata(path: Path) -> Metadata:

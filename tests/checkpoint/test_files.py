@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from fusedrec_torchrec.checkpoint import load_checkpoint
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
@@ -163,6 +164,29 @@ def test_a_damaged_tensor_on_one_rank_is_an_error_on_all(cluster_2: Cluster, cop
 class Malicious:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch /tmp/must_not_exist_fusedrec",)
+
+
+class OldMember:
+    """As some releases of Python 3.11 write a member of an enumeration."""
+
+    def __init__(self, kind: object, name: str) -> None:
+        self._state = (kind, name)
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self._state  # type: ignore[return-value]
+
+
+def test_members_of_an_enumeration_and_no_other_attributes(copy: Path) -> None:
+    metadata = CheckpointReader(copy).metadata
+    for state in (_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"), (Metadata, "__init__"):
+        metadata.planner_data = OldMember(*state)
+        (copy / ".metadata").write_bytes(pickle.dumps(metadata))
+        if state[0] is Metadata:
+            with pytest.raises(ValueError, match="it wants '__init__' of"):
+                _ = CheckpointReader(copy).metadata
+        else:
+            found = CheckpointReader(copy).metadata.planner_data
+            assert found is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
 
 
 def test_nothing_in_a_file_is_run(copy: Path) -> None:
