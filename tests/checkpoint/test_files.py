@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from fusedrec_torchrec.checkpoint import load_checkpoint
@@ -218,8 +219,10 @@ def of_another_model(folder: str, kind: str) -> str:
         other = case_of("fused_row_wise", 2, optimizer="adagrad")
         model, optimizer = trained(other, steps=1)
     elif kind == "version":
-        data = json.loads((path / "manifest.json").read_text())
-        (path / "manifest.json").write_text(json.dumps({**data, "version": 9}))
+        if dist.get_rank() == 0:
+            data = json.loads((path / "manifest.json").read_text())
+            (path / "manifest.json").write_text(json.dumps({**data, "version": 9}))
+        dist.barrier()
     try:
         load_checkpoint(folder, model, optimizer, verify=False)
     except ValueError as error:
