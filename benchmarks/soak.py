@@ -31,7 +31,11 @@ from fusedrec_torchrec.training.logs import read_log
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINT_EVERY = 200
+MARK = "FUSEDREC_SOAK"  # in the environment of all processes of the run, orphans included
 SAMPLE_SECONDS = 5.0
+
+
+Memory = tuple[float, list[float], float, int]  # seconds, MB of each rank, MB of all, processes
 
 
 def command(folder: Path, steps: int, restarts: int) -> list[str]:
@@ -56,6 +60,7 @@ def command(folder: Path, steps: int, restarts: int) -> list[str]:
 def start(folder: Path, steps: int, restarts: int) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
+        MARK: str(os.getpid()),
         "OMP_NUM_THREADS": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
@@ -86,6 +91,21 @@ def resident(pid: int) -> float | None:
     return int(found[1]) / 1024 if found else None
 
 
+def all_resident() -> tuple[float, int]:
+    """MB of all processes of the run, readers and those that were left behind, and their number."""
+    mark = f"{MARK}={os.getpid()}".encode()
+    sizes = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                ours = mark in (folder / "environ").read_bytes().split(b"\0")
+            except OSError:  # gone, or not ours to look at
+                continue
+            if ours and (size := resident(int(folder.name))) is not None:
+                sizes.append(size)
+    return sum(sizes), len(sizes)
+
+
 def steps_done(folder: Path) -> int:
     records = read_log(folder)
     return int(records[-1]["step"]) if records else 0
@@ -96,7 +116,7 @@ def soak(folder: Path, minutes: float, kills: int) -> dict[str, Any]:
     chance = random.Random(1)
     begun, process = time.monotonic(), start(folder, 10**7, kills + 5)
     when = sorted(chance.uniform(20, minutes * 20) for _ in range(kills))
-    memory: list[tuple[float, list[float]]] = []
+    memory: list[Memory] = []
     killed = 0
     while (now := time.monotonic() - begun) < minutes * 60:
         if process.poll() is not None:
@@ -104,7 +124,7 @@ def soak(folder: Path, minutes: float, kills: int) -> dict[str, Any]:
         ranks = children(process.pid)
         sizes = [size for pid in ranks if (size := resident(pid)) is not None]
         if len(sizes) == 2:
-            memory.append((now, sizes))
+            memory.append((now, sizes, *all_resident()))
         if killed < kills and now > when[killed] and len(ranks) == 2 and steps_done(folder):
             os.kill(chance.choice(ranks), signal.SIGKILL)
             killed += 1
@@ -122,23 +142,30 @@ def same(first: Path, second: Path) -> bool:
     )
 
 
-def growth(memory: list[tuple[float, list[float]]], minutes: float) -> tuple[float, float]:
-    """MB of a rank at the beginning and at the end of the time without kills."""
-    calm = [(t, sizes) for t, sizes in memory if t > minutes * 20 + 90]
+def growth(memory: list[Memory], minutes: float) -> list[tuple[float, float]]:
+    """MB of a rank, MB and number of all processes: when kills are over, and at the end."""
+    calm = [each for each in memory if each[0] > minutes * 20 + 90]
     tenth = max(len(calm) // 10, 1)
-    early = statistics.median(max(sizes) for _, sizes in calm[:tenth])
-    late = statistics.median(max(sizes) for _, sizes in calm[-tenth:])
-    return early, late
+    values = [(max(sizes), total, number) for _, sizes, total, number in calm]
+    return [
+        (
+            statistics.median(each[k] for each in values[:tenth]),
+            statistics.median(each[k] for each in values[-tenth:]),
+        )
+        for k in range(3)
+    ]
 
 
-def draw(memory: list[tuple[float, list[float]]], path: Path) -> None:
+def draw(memory: list[Memory], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     for rank in range(2):
-        times = [t / 60 for t, _ in memory]
-        axes.plot(times, [sizes[rank] for _, sizes in memory], label=f"rank {rank}", linewidth=1)
+        sizes = [each[1][rank] for each in memory]
+        axes.plot([each[0] / 60 for each in memory], sizes, label=f"rank {rank}", linewidth=1)
+    everything = [each[2] for each in memory]
+    axes.plot([each[0] / 60 for each in memory], everything, label="all processes", linewidth=1)
     axes.set_xlabel("minutes")
     axes.set_ylabel("MB resident")
     axes.set_ylim(bottom=0)
@@ -171,7 +198,7 @@ def main() -> None:
         json.loads((path / "run.json").read_text())["skipped"]
         for path in (last, Path(found["last"]))
     ]
-    early, late = growth(found["memory"], arguments.minutes)
+    of_rank, of_all, processes = growth(found["memory"], arguments.minutes)
     saves = step // CHECKPOINT_EVERY
     lines = [
         f"- {arguments.minutes:g} minutes, {step:,} steps, {saves} checkpoints, "
@@ -179,8 +206,11 @@ def main() -> None:
         f"- {skipped[1]} steps skipped because of bad batches, {skipped[0]} without kills",
         f"- weights and optimizer state {'equal' if equal else 'DIFFER from'} those of the run "
         f"without kills, to the last bit; files damaged: {len(damaged)}",
-        f"- memory of the larger rank in the time without kills: {early:.0f} MB at its beginning, "
-        f"{late:.0f} MB at its end",
+        f"- memory of the larger rank in the time without kills: {of_rank[0]:.0f} MB at its "
+        f"beginning, {of_rank[1]:.0f} MB at its end",
+        f"- memory of all processes, launcher, readers and what kills might have left behind: "
+        f"{of_all[0]:.0f} MB and {of_all[1]:.0f} MB, in {processes[0]:.0f} and {processes[1]:.0f} "
+        "processes",
     ]
     print("\n".join(lines))
     (folder / "memory.json").write_text(json.dumps(found["memory"]))
