@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import OBJ_PATH, set_element
 from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.checkpoint.manifest import check_hashing, read_manifest
-from fusedrec_torchrec.checkpoint.parts import flatten, local_parts, whole_size
+from fusedrec_torchrec.checkpoint.parts import local_parts
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.table_state import (
     COUNTS,
@@ -123,29 +125,25 @@ class _Load:
         Raises:
             ValueError: something does not fit; nothing has been read by then.
         """
-        sizes = {
-            name: whole_size(value)
-            for name, value in flatten(state[WEIGHTS], WEIGHTS)
-            if isinstance(value, torch.Tensor)
-        }
-        here = StateNames((name for name, _ in flatten(state)), WEIGHTS)
-        for name, value in flatten(state):
+        flat, paths = flatten_state_dict(state)
+        here = StateNames(flat, WEIGHTS)
+        for name, value in flat.items():
             if self._leave is not None and name.startswith(self._leave):
                 continue
             if not isinstance(value, torch.Tensor):
-                yield partial(self._plain, state, name)
+                if name in self._objects:  # settings of optimizers are as they were
+                    yield partial(self._plain, state, name, paths[name])
                 continue
             parsed = None if name.startswith(f"{WEIGHTS}.") else parse_state(name)
             weight = None if parsed is None else here.weight_of(parsed)
             if parsed is None or weight is None:
                 yield self._same(name, value)
             else:
-                yield self._state(parsed, value, weight, here, sizes[f"{WEIGHTS}.{weight}"])
+                table = flat[f"{WEIGHTS}.{weight}"].size()
+                yield self._state(parsed, value, weight, here, table)
 
-    def _plain(self, state: dict[str, Any], name: str) -> None:
-        """Settings of optimizers are as they were, if the checkpoint has them."""
-        if name in self._objects:
-            _put(state, name, self._reader.object(name))
+    def _plain(self, state: dict[str, Any], name: str, path: OBJ_PATH) -> None:
+        set_element(state, path, self._reader.object(name))
 
     def _same(self, name: str, value: torch.Tensor) -> Callable[[], None]:
         """A tensor of the same name and shape."""
@@ -155,10 +153,10 @@ class _Load:
                 f"{self._reader.path} has no {name!r}, which the model has: it is a checkpoint of "
                 "another model or optimizer"
             )
-        if tuple(about.size) != tuple(whole_size(value)):
+        if tuple(about.size) != tuple(value.size()):
             raise ValueError(
                 f"{self._reader.path}: {name!r} has shape {tuple(about.size)}, the model's has "
-                f"{tuple(whole_size(value))}"
+                f"{tuple(value.size())}"
             )
         # TorchRec's DTensors of fp16 tables call themselves float32: parts know better.
         for _, part in local_parts(value):
@@ -200,7 +198,7 @@ class _Load:
                 f"{wanted.state!r} among {ours}, the checkpoint has {has}: it was trained with "
                 "another optimizer"
             )
-        size = tuple(whole_size(value))
+        size = tuple(value.size())
         if name == wanted.name and tuple(self._reader.tensors[name].size) == size:
             return self._same(name, value)
         rows, columns = table
@@ -245,19 +243,3 @@ class _Load:
 
 def _nothing() -> None:
     pass
-
-
-def _put(state: Any, name: str, value: Any) -> None:
-    """Replaces a leaf by its flat name; keys may have dots."""
-    if isinstance(state, list):
-        head, _, rest = name.partition(".")
-        if rest:
-            _put(state[int(head)], rest, value)
-        else:
-            state[int(head)] = value
-        return
-    if name in state:
-        state[name] = value
-        return
-    key = max((k for k in state if name.startswith(f"{k}.")), key=len)
-    _put(state[key], name[len(key) + 1 :], value)

@@ -14,7 +14,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from fusedrec_torchrec.checkpoint.parts import whole_size
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.hashing import table_salt
 from fusedrec_torchrec.files import write_json
@@ -155,7 +154,7 @@ def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
             continue
         table = parts[-2]
         seed = hashed.get(table)
-        rows, columns = whole_size(value)
+        rows, columns = value.size()
         # Tables of several modules may have one name.
         shown = table if table not in tables else name.removesuffix(".weight")
         tables[shown] = TableEntry(

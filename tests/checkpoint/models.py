@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from fusedrec_torchrec.checkpoint.parts import flatten
 from fusedrec_torchrec.checkpoint.together import of_all_ranks
 from tests.case import Case, Table, prefix, sharded
 from tests.parity import local_parts, train_step
@@ -69,7 +69,7 @@ def whole_weights(case: Case, model: DistributedModelParallel) -> dict[str, torc
 def whole_states(case: Case, optimizer: KeyedOptimizer) -> dict[str, torch.Tensor]:
     """First state of each table, in the shape it has."""
     mine: dict[str, Any] = {}
-    for name, value in flatten(optimizer.state_dict()["state"]):
+    for name, value in flatten_state_dict(dict(optimizer.state_dict()["state"]))[0].items():
         parts = name.split(".")
         if parts[-1] in ("momentum1", "sum"):
             mine[parts[parts.index("weight") - 1]] = value
