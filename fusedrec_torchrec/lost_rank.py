@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LostRankError", "explained", "is_of_communication", "wait", "waiting"]
+__all__ = ["LostRankError", "explained", "wait", "waiting"]
 
 MOST_GRACE_SECONDS = 10.0
 BROKEN_GRACE_SECONDS = 3.0  # all see at once that a connection is gone
@@ -59,7 +59,7 @@ def waiting(pg: dist.ProcessGroup | None, stage: str) -> Iterator[None]:
         raise explained(error, pg, stage) from error
 
 
-def is_of_communication(error: BaseException) -> bool:
+def _is_of_communication(error: BaseException) -> bool:
     """Whether an error looks like one of a rank that is lost."""
     if isinstance(error, LostRankError | dist.DistBackendError | dist.DistNetworkError):
         return True
@@ -70,7 +70,7 @@ def explained(
     error: RuntimeError, pg: dist.ProcessGroup | None = None, stage: str = "unknown"
 ) -> RuntimeError:
     """The error that says who is missing; the same error if it is about something else."""
-    if isinstance(error, LostRankError) or not is_of_communication(error):
+    if isinstance(error, LostRankError) or not _is_of_communication(error):
         return error
     try:
         ranks = dist.get_process_group_ranks(pg or dist.group.WORLD)

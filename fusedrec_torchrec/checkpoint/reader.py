@@ -97,16 +97,6 @@ class CheckpointReader:
         """What is not a tensor, as it is stored."""
         return self._bytes_of(MetadataIndex(name))
 
-    def files_of(self, name: str) -> list[str]:
-        """Files with parts of a tensor or object."""
-        return sorted(
-            {
-                info.relative_path
-                for index, info in self.metadata.storage_data.items()
-                if index.fqn == name
-            }
-        )
-
     def _info(self, index: MetadataIndex) -> Any:
         try:
             return self.metadata.storage_data[index]

@@ -5,13 +5,12 @@ number of ranks starts from other weights.  Here training starts from the same o
 """
 
 import zlib
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
+
+from fusedrec_torchrec.checkpoint.parts import local_parts
 
 __all__ = ["initialize_tables"]
 
@@ -24,19 +23,9 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
         if ".embedding_bags." not in key:
             continue
         name = key.split(".embedding_bags.")[1].removesuffix(".weight")
-        if isinstance(value, ShardedTensor):
-            rows = value.size(0)
-            for shard in value.local_shards():
-                first, column = shard.metadata.shard_offsets
-                _fill(shard.tensor, name, seed, rows, value.size(1), first, column)
-        elif isinstance(value, DTensor):
-            local: Any = value.to_local()
-            for tensor, (first, column) in zip(
-                local.local_shards(), local.local_offsets(), strict=False
-            ):
-                _fill(tensor, name, seed, value.size(0), value.size(1), first, column)
-        else:
-            _fill(value, name, seed, value.size(0), value.size(1), 0, 0)
+        rows, dim = value.size()
+        for (first, column), shard in local_parts(value):
+            _fill(shard, name, seed, rows, dim, first, column)
 
 
 @torch.no_grad()
