@@ -28,8 +28,8 @@ from fusedrec_torchrec.checkpoint.table_state import (
     number_of_states,
     parse_state,
 )
-from fusedrec_torchrec.checkpoint.together import raise_together
 from fusedrec_torchrec.checkpoint.verify import verify_together
+from fusedrec_torchrec.together import raise_together
 
 __all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
 

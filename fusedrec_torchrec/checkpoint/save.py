@@ -15,10 +15,10 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.checkpoint.load import OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
-from fusedrec_torchrec.checkpoint.together import of_all_ranks, raise_together
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, write_plan
+from fusedrec_torchrec.together import of_all_ranks, raise_together
 
 __all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
-from fusedrec_torchrec.checkpoint.together import of_all_ranks
+from fusedrec_torchrec.together import of_all_ranks
 
 __all__ = ["check_file", "checksum", "verify", "verify_together"]
 

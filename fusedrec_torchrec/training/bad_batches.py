@@ -23,9 +23,9 @@ from torch import nn
 from torchrec.datasets.utils import Batch
 from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
-from fusedrec_torchrec.checkpoint.together import of_all_ranks
 from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
 from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.together import of_all_ranks
 from fusedrec_torchrec.training.config import BadBatchesConfig
 
 __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]

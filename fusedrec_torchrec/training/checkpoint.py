@@ -28,8 +28,8 @@ from fusedrec_torchrec.checkpoint.save import (
     reason,
     write_checkpoint,
 )
-from fusedrec_torchrec.checkpoint.together import of_all_ranks
 from fusedrec_torchrec.terminal import human_bytes
+from fusedrec_torchrec.together import of_all_ranks
 
 __all__ = [
     "Checkpointer",
