@@ -84,7 +84,7 @@ def load_checkpoint(
     work: list[Callable[[], None]] = []
 
     def check() -> None:
-        check_hashing(read_manifest(path), model, path, WEIGHTS)
+        check_hashing(read_manifest(path), model, state[WEIGHTS], path, WEIGHTS)
         work.extend(_Load(CheckpointReader(path), report, leave).fill(state))
 
     def read() -> None:

@@ -6,6 +6,7 @@ every file.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -130,11 +131,14 @@ def _plain(path: Path, name: str) -> None:
         raise ValueError(f"{path} names {name!r}, which is no file of the checkpoint")
 
 
-def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
+def describe(
+    model: nn.Module, state: Mapping[str, Any], step: int | None, weights: str
+) -> Manifest:
     """A manifest of a sharded model, without files.
 
     Args:
         model: in DistributedModelParallel.
+        state: its state dict.
         step: steps done.
         weights: what the names of weights begin with in the checkpoint.
     """
@@ -148,7 +152,7 @@ def describe(model: nn.Module, step: int | None, weights: str) -> Manifest:
     }
     hot = {name: ids for part in fused.values() for name, ids in part.hot_ids().items()}
     tables = {}
-    for name, value in model.state_dict().items():
+    for name, value in state.items():
         parts = name.split(".")
         if parts[-1] != "weight" or parts[-3:-2] not in (["embedding_bags"], ["embeddings"]):
             continue
@@ -200,14 +204,20 @@ def _shardings(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_hashing(manifest: Manifest | None, model: nn.Module, path: Path, weights: str) -> None:
+def check_hashing(
+    manifest: Manifest | None,
+    model: nn.Module,
+    state: Mapping[str, Any],
+    path: Path,
+    weights: str,
+) -> None:
     """
     Raises:
         ValueError: ids of a table are hashed in another way than in the model.
     """
     if manifest is None:
         return
-    here = {entry.weight: entry for entry in describe(model, None, weights).tables.values()}
+    here = {entry.weight: entry for entry in describe(model, state, None, weights).tables.values()}
     for name, entry in manifest.tables.items():
         ours = here.get(entry.weight)
         if ours is None or (ours.hash_seed, ours.hash_salt) == (entry.hash_seed, entry.hash_salt):

@@ -128,7 +128,7 @@ def write_checkpoint(
     state: dict[str, Any] = {WEIGHTS: model.state_dict()}
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
-    manifest = describe(model, step, WEIGHTS)
+    manifest = describe(model, state[WEIGHTS], step, WEIGHTS)
     for of_rank in of_all_ranks(manifest.tables, process_group):  # whole tables are on their owners
         manifest.tables.update(of_rank)
     problem = None
