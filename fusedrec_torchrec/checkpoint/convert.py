@@ -43,6 +43,7 @@ from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.planner.plan_file import PlanFile, shards_of, table_plan_of, write_plan
+from fusedrec_torchrec.planner.table_load import even_ranges
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = ["SHARDINGS", "convert", "plan_for"]
@@ -105,8 +106,7 @@ def _shards(table: StoredTable, sharding: str, load: Sequence[int]) -> list[Shar
         count = max(n for n in range(1, ranks + 1) if n == 1 or columns % (4 * n) == 0)
         width = columns // count
         return [(r, (0, r * width), (rows, width)) for r in range(count)]
-    block = max(-(-rows // ranks), 1)
-    starts = [min(r * block, rows) for r in range(ranks + 1)]
+    starts = even_ranges(rows, ranks).tolist()
     return [(r, (starts[r], 0), (starts[r + 1] - starts[r], columns)) for r in range(ranks)]
 
 
@@ -254,7 +254,9 @@ class _Conversion:
         manifest = self._contents.manifest
         steps = 0.0 if manifest is None or manifest.step is None else float(manifest.step)
         new = f"{parsed.path}{parsed.weight}.step"
-        self._rename(parsed.name, new, "step", forget=False)
+        for other in ("sum", "exp_avg"):
+            if (path := self._paths.get(f"{parsed.path}{parsed.weight}.{other}")) is not None:
+                self._paths[new] = (*path[:-1], "step")
 
         def read(into: torch.Tensor) -> None:
             into.fill_(steps)
@@ -296,16 +298,11 @@ class _Conversion:
     def _emptiest(self) -> int:
         return min(range(self._plan.ranks), key=lambda rank: (self._load[rank], rank))
 
-    def _rename(self, old: str, new: str, last: str, forget: bool = True) -> None:
+    def _rename(self, old: str, new: str, last: str) -> None:
         """In what tells nested names from flat ones."""
-        path = self._paths.get(old)
+        path = self._paths.pop(old, None)
         if path is not None:
-            if forget:
-                self._forget(old)
             self._paths[new] = (*path[:-1], last)
-
-    def _forget(self, name: str) -> None:
-        self._paths.pop(name, None)
 
     # ------------------------------------------------------------ writing
 

@@ -209,10 +209,11 @@ class GuardedOptimizer(OptimizerWrapper):
     def __init__(self, optimizer: KeyedOptimizer, bad_batches: BadBatches) -> None:
         super().__init__(optimizer)
         self._bad_batches = bad_batches
+        # TorchRec makes the dictionary of all parameters anew whenever it is asked for.
+        self._parameters = [p for p in self.params.values() if isinstance(p, nn.Parameter)]
 
     def step(self, closure: Any = None) -> None:
-        parameters = [p for p in self.params.values() if isinstance(p, nn.Parameter)]
-        if not self._bad_batches.may_update(parameters):
-            for parameter in parameters:
+        if not self._bad_batches.may_update(self._parameters):
+            for parameter in self._parameters:
                 parameter.grad = None
         super().step(closure)

@@ -141,6 +141,10 @@ def test_conversions_in_pieces_of_any_size(
         found.state(table, kind).rows(0, got)
         assert torch.equal(got, numbers)
         assert found.reader.whole(table.states["max_counter"]).tolist() == [7.0]
+        # What makes nested names of flat ones again.
+        paths = found.reader.metadata.planner_data
+        assert paths.keys() == set(found.reader.tensors)
+        assert all(name == ".".join(path) for name, path in paths.items())
         shards = {"row_wise": 2, "column_wise": 2}.get(sharding, 1)
         assert table.shards >= shards
 
