@@ -1,6 +1,7 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
 from fusedrec_torchrec.checkpoint import LoadReport, SaveError, load_checkpoint, save_checkpoint
+from fusedrec_torchrec.exchange.codecs import CodecOptions, Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid import GridModelParallel, GridOptions
 from fusedrec_torchrec.hot.cost import CostOptions
@@ -20,6 +21,8 @@ from fusedrec_torchrec.sharding_type import FusedShardingType
 
 __all__ = [
     "AdaptOptions",
+    "CodecOptions",
+    "Codecs",
     "CostOptions",
     "ExchangeOptions",
     "FusedEmbeddingBagCollectionSharder",

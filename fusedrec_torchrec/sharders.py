@@ -1,6 +1,7 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from fusedrec_torchrec.exchange.codecs.foreign import codecs_of_registry
 from fusedrec_torchrec.exchange.lookup import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
@@ -34,6 +36,7 @@ from fusedrec_torchrec.momentum_scale import (
     scale_lookups,
     without_scale,
 )
+from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = [
@@ -89,6 +92,27 @@ class _FusedTableSharder(_FusedTypeMixin):
         resolve_parameters(module, groups)
         return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
 
+    def _with_codecs(
+        self, params: dict[str, ParameterSharding], pooled: bool
+    ) -> dict[str, ParameterSharding]:
+        """The plan, with the codecs that this sharder's settings say."""
+        of_registry = codecs_of_registry(self.qcomm_codecs_registry, pooled)  # type: ignore[attr-defined]
+        resolved = dict(params)
+        for name, param in params.items():
+            if param.sharding_type != FUSED:
+                continue
+            planned = param.codecs if isinstance(param, FusedParameterSharding) else None
+            codecs = (
+                self._options.table_codecs.get(name)
+                or planned
+                or self._options.codecs
+                or of_registry
+            )
+            if codecs is not planned:
+                given = {each.name: getattr(param, each.name) for each in fields(param)}
+                resolved[name] = FusedParameterSharding(**given | {"codecs": codecs})
+        return resolved
+
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
     """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
@@ -111,7 +135,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
     ) -> FusedShardedEmbeddingBagCollection:
         sharded = FusedShardedEmbeddingBagCollection(
             module,
-            params,
+            self._with_codecs(params, pooled=True),
             env,
             self._resolved(module, env),
             device,
@@ -156,7 +180,7 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         on_cuda = device is not None and device.type == "cuda"
         sharded = FusedShardedEmbeddingCollection(
             module,
-            params,
+            self._with_codecs(params, pooled=False),
             env,
             self._resolved(module, env),
             device,
@@ -239,7 +263,8 @@ def fused_sharders(
 
     Args:
         fused_params: optimizer and its settings for all embedding tables, as in TorchRec.
-        qcomm_codecs_registry: as in TorchRec, for stock tables.
+        qcomm_codecs_registry: as in TorchRec; rows and gradients of fused tables travel as its
+            all-to-alls do, unless ``options`` have codecs.
         options: settings of the fused exchange.
         hot: rows to replicate on every rank; those that the plan names, if None.
     """

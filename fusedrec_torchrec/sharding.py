@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 from torchrec.distributed.types import (
     EnumerableShardingSpec,
@@ -19,6 +21,8 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import PoolingType
 
+from fusedrec_torchrec.exchange.codecs.options import Codecs
+from fusedrec_torchrec.exchange.codecs.wire import Wire, build, build_backward
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
 from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
@@ -45,7 +49,7 @@ class FusedEmbeddingSharding(
         env: ranks and process group.
         device: where tables and batches live.
         pooled: whether ids are pooled (EmbeddingBagCollection) or not (EmbeddingCollection).
-        qcomm_codecs_registry: TorchRec's codecs; not applied to fused tables.
+        qcomm_codecs_registry: TorchRec's codecs; those for fused tables stand in the plan already.
     """
 
     def __init__(
@@ -69,21 +73,20 @@ class FusedEmbeddingSharding(
         self.hot: HotRows | None = None
         self._pooled = pooled
         self._weighted = pooled and any(i.embedding_config.is_weighted for i in sharding_infos)
-        if qcomm_codecs_registry:
-            logger.warning(
-                "qcomm_codecs_registry is not applied to fused_row_wise tables: their rows and "
-                "gradients travel uncompressed"
-            )
         self._mean_tables = {
             info.embedding_config.name
             for info in sharding_infos
             if info.embedding_config.pooling == PoolingType.MEAN
         }
-        self._grouped_embedding_configs_per_rank = group_into_buckets(self._shard(sharding_infos))
+        codecs = {info.embedding_config.name: codecs_of(info) for info in sharding_infos}
+        self._grouped_embedding_configs_per_rank = group_into_buckets(
+            self._shard(sharding_infos), codecs=codecs
+        )
         self._grouped_embedding_configs = self._grouped_embedding_configs_per_rank[self._rank]
         for config in self._grouped_embedding_configs:
             check_bucket(config, self._device)
         self.layout = ExchangeLayout(self._grouped_embedding_configs_per_rank, self._device)
+        self.wires = self._wires(codecs)
 
     def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
         mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
@@ -144,11 +147,46 @@ class FusedEmbeddingSharding(
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:
-        return FusedOutputDist(self._group(), self.layout)
+        return FusedOutputDist(self._group(), self.layout, self.wires)
+
+    def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
+        """Codecs of rows and of gradients; None if all travel as they are."""
+        of_bucket = [codecs[self.layout.tables[b.first_table].name] for b in self.layout.buckets]
+        if all(each is None for each in of_bucket):
+            return None
+        for config in self._grouped_embedding_configs:
+            check_output_type(config, codecs)
+        dims = [bucket.dim for bucket in self.layout.buckets]
+        both = [each or Codecs() for each in of_bucket]
+        forward = [build(c.forward, d, self._device) for c, d in zip(both, dims, strict=True)]
+        backward = [
+            build_backward(c.backward, codec, dim, self._device)
+            for c, codec, dim in zip(both, forward, dims, strict=True)
+        ]
+        return Wire(forward, dims), Wire(backward, dims)
 
     def _group(self) -> torch.distributed.ProcessGroup:
         assert self._pg is not None
         return self._pg
+
+
+def codecs_of(info: EmbeddingShardingInfo) -> Any:
+    """Of a table; None if its rows travel as they are."""
+    codecs = getattr(info.param_sharding, "codecs", None)
+    if isinstance(codecs, Codecs) and codecs.forward.is_exact and codecs.backward.is_exact:
+        return None
+    return codecs
+
+
+def check_output_type(config: GroupedEmbeddingConfig, codecs: Mapping[str, Any]) -> None:
+    """Refuses codecs for rows that are not float32."""
+    given = (config.fused_params or {}).get("output_dtype", SparseType.FP32)
+    for table in config.embedding_tables:
+        if codecs[table.name] is not None and given != SparseType.FP32:
+            raise ValueError(
+                f"table {table.name!r} has codecs and fused_params has output_dtype {given}, must "
+                "be fp32: codecs work on float32 rows"
+            )
 
 
 def check_row_ranges(info: EmbeddingShardingInfo, wanted: Sequence[int]) -> None:

@@ -22,6 +22,8 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
+from fusedrec_torchrec.exchange.codecs.foreign import ForeignCodecs
+from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -36,10 +38,12 @@ class FusedParameterSharding(ParameterSharding):
         hot_rows: which rows are replicated; None if the sharder's options say, or none are.
         input_dist: how ids of the module's fused tables travel, as in ``ExchangeOptions``; None if
             the sharder's options say.
+        codecs: how the table's rows and gradients travel; None if the sharder's options say.
     """
 
     hot_rows: HotRule | None = None
     input_dist: str | None = None
+    codecs: Codecs | ForeignCodecs | None = None
 
 
 @dataclass
@@ -64,6 +68,7 @@ def fused_row_wise(
     compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
     hot_rows: HotRule | Sequence[int] | None = None,
     input_dist: str | None = None,
+    codecs: Codecs | None = None,
 ) -> ParameterShardingGenerator:
     """A generator for TorchRec's ``construct_module_sharding_plan``.
 
@@ -74,6 +79,7 @@ def fused_row_wise(
             ``HotOptions`` say about the table goes before.
         input_dist: ``"single_shot"`` or ``"exact_counts"``, for all fused tables of the module;
             what the sharder's options say if None.
+        codecs: how the table's rows and gradients travel; what the sharder's options say if None.
 
     Example::
 
@@ -114,6 +120,7 @@ def fused_row_wise(
         return FusedParameterSharding(
             hot_rows=rule,
             input_dist=input_dist,
+            codecs=codecs,
             sharding_type=FUSED,
             compute_kernel=compute_kernel,
             ranks=list(range(world_size)),

@@ -1,8 +1,10 @@
 """The settings of the fused exchange that a user can choose."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+from fusedrec_torchrec.exchange.codecs.options import Codecs
 
 __all__ = ["ExchangeOptions"]
 
@@ -12,7 +14,7 @@ EXTRA_FEATURES = ("error", "ignore")
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """How ids travel and what is accepted as input.
+    """How ids, rows and gradients travel, and what is accepted as input.
 
     Attributes:
         input_dist: ``"single_shot"`` sends counts and ids in one all-to-all of fixed capacity
@@ -26,6 +28,9 @@ class ExchangeOptions:
             module sharded by the same set of sharders: ``"error"`` or ``"ignore"``.
         capacity_slack: head room of the single-shot messages: a rank that needs room for n ids
             asks for ``n * (1 + capacity_slack)``.
+        codecs: how rows and gradients travel; None: as the plan says, or else the sharder's
+            ``qcomm_codecs_registry``, or else as they are.
+        table_codecs: the same for single tables, by name.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # as part of a YAML file
@@ -35,6 +40,8 @@ class ExchangeOptions:
     hash_seed: int = 0
     extra_features: str = "error"
     capacity_slack: float = 0.125
+    codecs: Codecs | None = None
+    table_codecs: Mapping[str, Codecs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.input_dist not in INPUT_DISTS:

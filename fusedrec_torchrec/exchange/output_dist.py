@@ -15,6 +15,8 @@ from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
 from fusedrec_torchrec.exchange.buffers import Buffers
+from fusedrec_torchrec.exchange.codecs.codec import Entries
+from fusedrec_torchrec.exchange.codecs.wire import Wire
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
@@ -33,30 +35,38 @@ class _RowExchange:
     Args:
         pg: the process group.
         buffers: where results get their memory.
-        sent: elements that each rank is sent.
-        received: elements that each rank sends.
-        hot_elements: of the hot rows.
-        hot: the hot rows; None if there are none.
+        dims: columns of each bucket's rows.
+        context: of the batch.
+        wires: codecs of rows and of gradients; None if they travel as they are.
     """
 
     def __init__(
         self,
         pg: dist.ProcessGroup,
         buffers: Buffers,
-        sent: list[int],
-        received: list[int],
-        hot_elements: int = 0,
-        hot: HotBatch | None = None,
+        dims: list[int],
+        context: FusedShardingContext,
+        wires: tuple[Wire, Wire] | None,
     ) -> None:
+        def elements(counts: list[list[int]]) -> list[int]:
+            return [sum(n * dim for n, dim in zip(row, dims, strict=True)) for row in counts]
+
         self._pg = pg
         self._buffers = buffers
-        self._sent = sent
-        self._received = received
-        self._hot_elements = hot_elements
-        self._hot = hot
+        self._counts_out = context.counts_out[: pg.size()]
+        self._counts_in = context.counts_in
+        received = elements(context.counts_out)
+        self._sent = elements(context.counts_in)
+        self._received = received[: pg.size()]
+        self._hot_elements = sum(received[pg.size() :])
+        self._hot: HotBatch | None = context.hot
+        self._wires = wires
         self._work: dist.Work | None = None
         self._result: torch.Tensor | None = None
         self._in_flight: torch.Tensor | None = None
+        self._arriving: torch.Tensor | None = None  # bytes, still to be decoded
+        self._entries_sent: list[Entries | None] | None = None
+        self._entries_received: list[Entries | None] | None = None
         self._scale_is_taken = False
 
     def take_scale(self) -> float:
@@ -70,13 +80,17 @@ class _RowExchange:
         self._scale_is_taken = True
         return 1.0 / self._pg.size()
 
-    def send_rows(self, flat: torch.Tensor) -> torch.Tensor:
+    def send_rows(self, flat: torch.Tensor, training: bool) -> torch.Tensor:
         rows = sum(self._received)
         result = self._buffers.take(
             "received rows", (rows + self._hot_elements,), flat.dtype, flat.device
         )
         with stage("rows"):
-            self._start(flat, result[:rows], self._received, self._sent)
+            if self._wires is None:
+                self._start(flat, result[:rows], self._received, self._sent)
+            elif self._talks:
+                encoded, self._entries_sent = self._wires[0].encode(flat, self._counts_in, training)
+                self._start_bytes(self._wires[0], encoded, self._counts_out, self._counts_in)
         if self._hot is not None:
             self._hot.look_up(result[rows:])
         self._result = result
@@ -93,16 +107,40 @@ class _RowExchange:
             result = self._buffers.take(
                 "received gradients", (sum(self._sent),), flat.dtype, flat.device
             )
-            self._start(flat[:rows], result, self._sent, self._received)
+            if self._wires is None:
+                self._start(flat[:rows], result, self._sent, self._received)
+            elif self._talks:
+                encoded, _ = self._wires[1].encode(
+                    flat[:rows], self._counts_out, True, self._entries_received
+                )
+                self._start_bytes(self._wires[1], encoded, self._counts_in, self._counts_out)
         if self._hot is not None:
             self._hot.send_gradients(flat[rows:])
         self._result = result
 
+    @property
+    def _talks(self) -> bool:
+        """Whether any rank needs rows of another; all ranks know."""
+        return self._hot is None or self._hot.needs_owners
+
+    def _start_bytes(
+        self,
+        wire: Wire,
+        encoded: torch.Tensor,
+        receive: list[list[int]],
+        send: list[list[int]],
+    ) -> None:
+        sizes = wire.sizes(receive)
+        self._arriving = self._buffers.take(
+            "arriving bytes", (sum(sizes),), torch.uint8, encoded.device
+        )
+        self._start(encoded, self._arriving, sizes, wire.sizes(send))
+
     def _start(
         self, flat: torch.Tensor, result: torch.Tensor, receive: list[int], send: list[int]
     ) -> None:
-        if self._hot is not None and not self._hot.needs_owners:
-            return  # on no rank
+        if not self._talks:
+            return
         self._in_flight = flat.contiguous()
         self._work = dist.all_to_all_single(
             result, self._in_flight, receive, send, group=self._pg, async_op=True
@@ -112,8 +150,15 @@ class _RowExchange:
         assert self._result is not None
         if self._work is not None:
             wait(self._work, self._pg, what)
-        result = self._result
-        self._work = self._result = self._in_flight = None
+        result, arrived = self._result, self._arriving
+        self._work = self._result = self._in_flight = self._arriving = None
+        if arrived is not None:
+            assert self._wires is not None
+            if what == "rows":
+                rows = result[: sum(self._received)]
+                self._entries_received = self._wires[0].decode(arrived, self._counts_out, rows)
+            else:
+                self._wires[1].decode(arrived, self._counts_in, result, self._entries_sent)
         return result
 
 
@@ -123,7 +168,7 @@ class _Launch(Function):
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
         ctx.exchange = exchange
-        return exchange.send_rows(flat)
+        return exchange.send_rows(flat, training=ctx.needs_input_grad[0])
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
@@ -149,9 +194,15 @@ class _Wait(Function):
 class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torch.Tensor]):
     """Owner's rows to the requester's output."""
 
-    def __init__(self, pg: dist.ProcessGroup, layout: ExchangeLayout) -> None:
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        layout: ExchangeLayout,
+        wires: tuple[Wire, Wire] | None = None,
+    ) -> None:
         super().__init__()
         self._pg = pg
+        self.wires = wires
         self._dims = [bucket.dim for bucket in layout.buckets]
         self._buffers = Buffers()
 
@@ -160,7 +211,7 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
     ) -> Awaitable[torch.Tensor]:
         assert sharding_ctx is not None
         return PooledRowsAwaitable(
-            self._pg, self._dims, self._buffers, local_embs.view(-1), sharding_ctx
+            self._pg, self._dims, self._buffers, local_embs.view(-1), sharding_ctx, self.wires
         )
 
 
@@ -174,24 +225,13 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
         buffers: Buffers,
         flat_rows: torch.Tensor,
         context: FusedShardingContext,
+        wires: tuple[Wire, Wire] | None,
     ) -> None:
         super().__init__()
-
-        def elements(counts: list[list[int]]) -> list[int]:
-            return [sum(n * dim for n, dim in zip(row, dims, strict=True)) for row in counts]
-
         self._dims = dims
         self._buffers = buffers
         self._context = context
-        received = elements(context.counts_out)
-        self._exchange = _RowExchange(
-            pg,
-            buffers,
-            sent=elements(context.counts_in),
-            received=received[: pg.size()],
-            hot_elements=sum(received[pg.size() :]),
-            hot=context.hot,
-        )
+        self._exchange = _RowExchange(pg, buffers, dims, context, wires)
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None
 

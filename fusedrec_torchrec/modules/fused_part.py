@@ -44,7 +44,11 @@ class KnownNames:
     def check(self, options: ExchangeOptions, hot: HotOptions) -> None:
         """Refuses options that name tables which no module has; when all modules are sharded."""
         hashed = () if isinstance(options.hash_ids, bool) else options.hash_ids
-        for name, tables in (("hash_ids", hashed), ("hot.tables", hot.tables)):
+        for name, tables in (
+            ("hash_ids", hashed),
+            ("hot.tables", hot.tables),
+            ("table_codecs", options.table_codecs),
+        ):
             unknown = sorted(set(tables) - self.tables)
             if unknown:
                 raise ValueError(
@@ -89,6 +93,7 @@ class FusedPart:
         sharding.replicate(_hot_rules(plan, hot), hot, _lookup_of(lookups[self.index]))
         self.hot = sharding.hot
         self.layout = sharding.layout
+        self.wires = sharding.wires
         self.features = CanonicalFeatures(
             [name for sharding in shardings.values() for name in sharding.feature_names()],
             known=known.features,

@@ -1,5 +1,7 @@
 """Buckets, key space, keys and routes, without a process group."""
 
+from typing import Any
+
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -20,7 +22,7 @@ from tests.exchange.tables import sharded_tables
 CPU = torch.device("cpu")
 
 
-def bucket_names(specs: list[dict[str, object]], **kwargs: int) -> list[list[str]]:
+def bucket_names(specs: list[dict[str, object]], **kwargs: Any) -> list[list[str]]:
     buckets = group_into_buckets(sharded_tables(specs, [[0, 5, 10]] * len(specs)), **kwargs)
     assert [len(rank) for rank in buckets] == [len(buckets[0])] * 2
     return [[table.name for table in bucket.embedding_tables] for bucket in buckets[0]]

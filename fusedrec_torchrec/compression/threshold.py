@@ -1,0 +1,66 @@
+"""A threshold that a wanted share of numbers reaches, renewed now and then.
+
+Dynamic communication thresholding (DCT, KDD 2021) sends the entries of a tensor whose magnitude is
+at least tau.  To find the k-th largest of all entries in every step would cost more than it saves;
+tau hardly changes from step to step, so it is found anew every so many steps only, from a sample.
+"""
+
+from typing import Any
+
+import torch
+
+__all__ = ["Threshold", "quantile"]
+
+SAMPLE = 1 << 16
+
+
+def quantile(values: torch.Tensor, density: float) -> torch.Tensor:
+    """The magnitude that a share ``density`` of the values reaches, of a sample; 0-dim, no sync."""
+    flat = values.reshape(-1)
+    stride = max(flat.numel() // SAMPLE, 1)
+    sample = flat[::stride].abs()
+    rank = min(int((1 - density) * sample.numel()), sample.numel() - 1) + 1
+    return sample.kthvalue(rank).values
+
+
+class Threshold:
+    """tau of one tensor or bucket, on one rank.
+
+    Args:
+        density: share of entries that should reach it.
+        every: steps from one renewal to the next.
+    """
+
+    def __init__(self, density: float, every: int) -> None:
+        self.density = density
+        self.every = every
+        self._tau: torch.Tensor | None = None
+        self._age = 0  # steps since it was renewed
+
+    def __call__(self, values: torch.Tensor, counts: bool = True) -> torch.Tensor:
+        """tau, on the device of the values.
+
+        Args:
+            values: to which it is applied.
+            counts: whether this is a step of training; others see tau, but do not make it older.
+        """
+        if not values.numel():
+            return values.new_zeros(()) if self._tau is None else self._tau
+        if self._tau is None or (counts and self._age >= self.every):
+            tau = quantile(values.detach(), self.density).float()
+            if not counts:
+                return tau
+            self._tau, self._age = tau, 0
+        self._age += counts
+        return self._tau.to(values.device)
+
+    def expire(self) -> None:
+        """Makes the next step renew it."""
+        self._age = self.every
+
+    def state(self) -> dict[str, Any]:
+        return {"tau": None if self._tau is None else float(self._tau), "age": self._age}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._tau = None if state["tau"] is None else torch.tensor(state["tau"])
+        self._age = int(state["age"])

@@ -1,0 +1,95 @@
+"""What the exchange wants of a codec.
+
+A codec turns the rows of one bucket, for (or from) all ranks, into streams of bytes and back.  A
+stream holds a part for each rank, one after another, whose sizes follow from the numbers of rows
+alone: both sides know them from the headers of the ids, so no codec needs a collective of its own.
+
+Shape suffixes: R rows, D columns, E entries.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Codec", "Entries", "as_bytes", "as_numbers"]
+
+
+@dataclass
+class Entries:
+    """Which entries of a bucket's rows travelled.
+
+    Attributes:
+        at_E: their positions in the flattened rows, in the order of the wire.  Room that was not
+            used has the position behind the last one.
+    """
+
+    at_E: torch.Tensor
+
+    def take(self, rows_RD: torch.Tensor) -> torch.Tensor:
+        """Their values; zero for unused room."""
+        flat = rows_RD.reshape(-1)
+        if not flat.numel():
+            return flat.new_zeros(self.at_E.numel())
+        values_E = flat.index_select(0, self.at_E.clamp(max=flat.numel() - 1))
+        return torch.where(self.at_E < flat.numel(), values_E, 0)
+
+    def put(self, values_E: torch.Tensor, out_RD: torch.Tensor) -> None:
+        """Writes values to their places, zeros everywhere else."""
+        flat = out_RD.view(-1).zero_()
+        if flat.numel():
+            values_E = torch.where(self.at_E < flat.numel(), values_E, 0)
+            flat.index_add_(0, self.at_E.clamp(max=flat.numel() - 1), values_E)
+
+
+class Codec(ABC):
+    """Rows of one bucket, in one direction."""
+
+    @abstractmethod
+    def sizes(self, counts: Sequence[int]) -> list[list[int]]:
+        """[stream][rank] bytes of each part.
+
+        Args:
+            counts: rows of each rank.
+        """
+
+    @abstractmethod
+    def encode(
+        self,
+        rows_RD: torch.Tensor,
+        counts: Sequence[int],
+        training: bool,
+        entries: Entries | None = None,
+    ) -> tuple[list[torch.Tensor], Entries | None]:
+        """Streams, as uint8.
+
+        Args:
+            rows_RD: float32, those for (or of) rank 0 first.
+            counts: rows of each rank.
+            training: whether there will be a backward pass.
+            entries: of gradients, which entries of the rows had travelled; None if all.
+
+        Returns:
+            streams, and which entries they have; None if all.
+        """
+
+    @abstractmethod
+    def decode(
+        self,
+        streams: Sequence[torch.Tensor],
+        counts: Sequence[int],
+        out_RD: torch.Tensor,
+        entries: Entries | None = None,
+    ) -> Entries | None:
+        """The way back, into ``out_RD``; returns which entries there were, None if all."""
+
+
+def as_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(-1).view(torch.uint8)
+
+
+def as_numbers(stream: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if stream.storage_offset() % dtype.itemsize:  # behind a stream of single bytes
+        stream = stream.clone()
+    return stream.view(dtype)

@@ -1,0 +1,184 @@
+"""Only the largest entries of rows travel (DCT for model parallelism, KDD 2021).
+
+Of the rows that an owner sends, those entries travel whose magnitude is at least tau, the owner's
+threshold for the bucket; the others arrive as zeros.  Backward, gradients of just these entries
+travel.  There is no error feedback: an entry that does not travel is not trained.
+
+A message has room for a fixed share of its entries, so its size follows from the number of its
+rows.  Where more entries reach tau than there is room for, the largest travel: tau is higher for
+this message, and is renewed in the next step.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from fusedrec_torchrec.compression.threshold import Threshold
+from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries, as_bytes, as_numbers
+from fusedrec_torchrec.exchange.codecs.numbers import Numbers, Room
+
+__all__ = ["LargestEntries"]
+
+MOST_COLUMNS = (1 << 15) - 1
+
+
+class LargestEntries(Codec):
+    """Streams are values, and where they are: a bit for each entry of the rows, or for each row
+    the number of its entries and for each entry its column, whatever is fewer bytes.
+
+    Args:
+        dim: columns.
+        density: share of entries that travel.
+        every: steps from one renewal of tau to the next.
+        values: how they travel.
+    """
+
+    def __init__(self, dim: int, density: float, every: int, values: Numbers) -> None:
+        self._dim = dim
+        self._values = values
+        self.room = Room(dim, density)
+        self.threshold = Threshold(density, every)
+        self._index_dtype = torch.uint8 if dim < 256 else torch.int16
+        self._mask_bytes = -(-dim // 8)
+        self._indexed = self._index_dtype.itemsize * (1 + self.room.per_row) < self._mask_bytes
+
+    def sizes(self, counts: Sequence[int]) -> list[list[int]]:
+        rooms = [self.room(n) for n in counts]
+        size = self._index_dtype.itemsize
+        where = (
+            [[n * size for n in counts], [room * size for room in rooms]]
+            if self._indexed
+            else [[n * self._mask_bytes for n in counts]]
+        )
+        return [*self._values.sizes(rooms), *where]
+
+    def encode(
+        self,
+        rows_RD: torch.Tensor,
+        counts: Sequence[int],
+        training: bool,
+        entries: Entries | None = None,
+    ) -> tuple[list[torch.Tensor], Entries | None]:
+        tau = self.threshold(rows_RD, training)
+        keep_RD = ~(rows_RD.abs() < tau)  # NaN travels
+        rooms = [self.room(n) for n in counts]
+        in_row_R = keep_RD.sum(1)
+        totals = _per_rank(in_row_R, counts).tolist()
+        if any(total > room for total, room in zip(totals, rooms, strict=True)):
+            self._cut(rows_RD, keep_RD, counts, rooms, totals)
+            in_row_R = keep_RD.sum(1)
+            if training:
+                self.threshold.expire()
+        at_E = _in_rooms(keep_RD, in_row_R, counts, rooms)
+        entries = Entries(at_E)
+        streams, _ = self._values.encode(entries.take(rows_RD)[:, None], rooms, training)
+        if self._indexed:
+            streams += [
+                as_bytes(in_row_R.to(self._index_dtype)),
+                as_bytes(at_E.remainder(self._dim).to(self._index_dtype)),
+            ]
+        else:
+            streams.append(_to_bits(keep_RD))
+        return streams, entries
+
+    def decode(
+        self,
+        streams: Sequence[torch.Tensor],
+        counts: Sequence[int],
+        out_RD: torch.Tensor,
+        entries: Entries | None = None,
+    ) -> Entries | None:
+        rooms = [self.room(n) for n in counts]
+        of_values = len(self._values.sizes(rooms))
+        if self._indexed:
+            in_row_R, column_E = (
+                as_numbers(stream, self._index_dtype).long() for stream in streams[of_values:]
+            )
+            at_E = _first_in_row(in_row_R, counts, rooms, self._dim) + column_E
+        else:
+            keep_RD = _from_bits(streams[of_values], self._dim)
+            at_E = _in_rooms(keep_RD, keep_RD.sum(1), counts, rooms)
+        values_E1 = out_RD.new_empty(sum(rooms), 1)
+        self._values.decode(streams[:of_values], rooms, values_E1)
+        entries = Entries(at_E)
+        entries.put(values_E1.view(-1), out_RD)
+        return entries
+
+    def _cut(
+        self,
+        rows_RD: torch.Tensor,
+        keep_RD: torch.Tensor,
+        counts: Sequence[int],
+        rooms: Sequence[int],
+        totals: Sequence[int],
+    ) -> None:
+        """Where there is not enough room, only the largest stay."""
+        starts = accumulate(counts, initial=0)
+        for start, count, room, total in zip(starts, counts, rooms, totals, strict=False):
+            if total > room:
+                magnitudes = rows_RD[start : start + count].abs().view(-1)
+                magnitudes = magnitudes.nan_to_num_(nan=torch.inf)
+                largest = magnitudes.topk(room, sorted=False).indices
+                keep = torch.zeros_like(magnitudes, dtype=torch.bool)
+                keep_RD[start : start + count] = keep.index_fill_(0, largest, True).view(
+                    count, self._dim
+                )
+
+
+def _per_rank(in_row_R: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Sums of rows' numbers over each rank's rows."""
+    ends = torch.tensor([*accumulate(counts, initial=0)], device=in_row_R.device)
+    sums = torch.cat([in_row_R.new_zeros(1), in_row_R.cumsum(0)]).index_select(0, ends)
+    return sums[1:] - sums[:-1]
+
+
+def _in_rooms(
+    keep_RD: torch.Tensor, in_row_R: torch.Tensor, counts: Sequence[int], rooms: Sequence[int]
+) -> torch.Tensor:
+    """Positions of the entries, in the room of their rank's message each."""
+    at = keep_RD.view(-1).nonzero().flatten()
+    totals_W = _per_rank(in_row_R, counts)
+    room_starts_W = torch.tensor([*accumulate(rooms, initial=0)][:-1], device=at.device)
+    shift_W = room_starts_W - (totals_W.cumsum(0) - totals_W)
+    places = torch.arange(at.numel(), device=at.device) + shift_W.repeat_interleave(
+        totals_W, output_size=at.numel()
+    )
+    return at.new_full((sum(rooms),), keep_RD.numel()).index_copy_(0, places, at)
+
+
+def _first_in_row(
+    in_row_R: torch.Tensor, counts: Sequence[int], rooms: Sequence[int], dim: int
+) -> torch.Tensor:
+    """For each entry of the rooms, where its row begins.
+
+    Unused room is one more row of each rank, behind its others.
+    """
+    device, ranks, rows = in_row_R.device, len(counts), in_row_R.numel()
+    ends = torch.tensor([*accumulate(counts)], device=device)
+    rank_R = torch.arange(ranks, device=device).repeat_interleave(
+        torch.tensor(counts, device=device), output_size=rows
+    )
+    places_R = torch.arange(rows, device=device) + rank_R
+    unused_W = torch.tensor(rooms, device=device) - _per_rank(in_row_R, counts)
+    repeats = in_row_R.new_empty(rows + ranks)
+    repeats.index_copy_(0, places_R, in_row_R)
+    repeats.index_copy_(0, ends + torch.arange(ranks, device=device), unused_W)
+    begins = in_row_R.new_full((rows + ranks,), rows * dim)
+    begins.index_copy_(0, places_R, torch.arange(rows, device=device) * dim)
+    return begins.repeat_interleave(repeats, output_size=sum(rooms))
+
+
+def _bits(device: torch.device) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
+
+
+def _to_bits(keep_RD: torch.Tensor) -> torch.Tensor:
+    missing = -keep_RD.size(1) % 8
+    keep = torch.nn.functional.pad(keep_RD, (0, missing)).view(-1, 8).to(torch.uint8)
+    return (keep << _bits(keep.device)).sum(1, dtype=torch.uint8)
+
+
+def _from_bits(stream: torch.Tensor, dim: int) -> torch.Tensor:
+    bits = (stream[:, None] >> _bits(stream.device)) & 1
+    return bits.view(-1, -(-dim // 8) * 8)[:, :dim].bool().contiguous()

@@ -1,0 +1,99 @@
+"""The settings of codecs that a user can choose."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+__all__ = ["CODECS", "CodecOptions", "Codecs"]
+
+CodecType = Literal["fp32", "fp16", "bf16", "int8", "dct"]
+NumberType = Literal["fp32", "fp16", "bf16"]
+CODECS = ("fp32", "fp16", "bf16", "int8", "dct")
+NUMBERS = ("fp32", "fp16", "bf16")  # formats of single numbers
+SCALED = ("fp16", "bf16")
+DENSITY, EVERY = 0.25, 1000
+FORBID: dict[str, str] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecOptions:
+    """How numbers travel in one direction.
+
+    Attributes:
+        type: ``fp32`` as they are; ``fp16``, ``bf16``; ``int8`` with a scale and a bias for each
+            row; ``dct`` only the entries of the largest magnitude.
+        loss_scale: of fp16 and bf16: what numbers are multiplied with before they are rounded, and
+            divided by on arrival.  None: fp16 takes the largest power of two that fits, anew in
+            each step; bf16 needs none.
+        density: of dct: share of the entries that travel.
+        every: of dct: steps from one renewal of the threshold to the next.
+        values: of dct: how the entries travel.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    type: CodecType = "fp32"
+    loss_scale: float | None = None
+    density: float | None = None
+    every: int | None = None
+    values: NumberType | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in CODECS:
+            raise ValueError(f"type is {self.type!r}, must be one of {', '.join(CODECS)}")
+        if self.loss_scale is not None:
+            if self.type not in SCALED:
+                raise ValueError(
+                    f"loss_scale is {self.loss_scale} with type {self.type}, must be left out: it "
+                    "is of fp16 and bf16"
+                )
+            if not 0 < self.loss_scale < math.inf:
+                raise ValueError(f"loss_scale is {self.loss_scale}, must be positive and finite")
+        for name in ("density", "every", "values"):
+            if self.type != "dct" and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} with type {self.type}, must be left out: it "
+                    "is of dct"
+                )
+        if self.density is not None and not 0 < self.density <= 1:
+            raise ValueError(f"density is {self.density}, must be in (0, 1]")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every is {self.every}, must be at least 1")
+        if self.values is not None and self.values not in NUMBERS:
+            raise ValueError(f"values is {self.values!r}, must be one of {', '.join(NUMBERS)}")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether numbers arrive as they were sent."""
+        return self.type == "fp32" or (
+            self.type == "dct" and self.density == 1 and self.values in (None, "fp32")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codecs:
+    """How rows travel to their requesters, and their gradients back.
+
+    Attributes:
+        forward: of rows.
+        backward: of gradients.  With dct for rows, gradients of the same entries travel, in this
+            format: fp32, fp16 or bf16.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    forward: CodecOptions = field(default_factory=CodecOptions)
+    backward: CodecOptions = field(default_factory=CodecOptions)
+
+    def __post_init__(self) -> None:
+        if self.backward.type == "dct":
+            raise ValueError(
+                "backward.type is dct, must be one of fp32, fp16, bf16, int8: with forward dct, "
+                "gradients of the entries that travelled forward travel back, and backward is "
+                "their format"
+            )
+        if self.forward.type == "dct" and self.backward.type not in NUMBERS:
+            raise ValueError(
+                f"backward.type is {self.backward.type} with forward dct, must be one of "
+                f"{', '.join(NUMBERS)}: single entries have no row to be scaled by"
+            )
