@@ -33,6 +33,7 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINT_EVERY = 200
 MARK = "FUSEDREC_SOAK"  # in the environment of all processes of the run, orphans included
 SAMPLE_SECONDS = 5.0
+MOST_GROWTH = 1.05  # of the memory of all processes, in the time without kills
 
 
 Memory = tuple[float, list[float], float, int]  # seconds, MB of each rank, MB of all, processes
@@ -217,7 +218,8 @@ def main() -> None:
     if arguments.document is not None:
         draw(found["memory"], arguments.document.parent / "figures" / "soak_memory.png")
         write_into(arguments.document, "soak", "\n".join(lines))
-    if not equal or damaged or skipped[0] != skipped[1]:
+    grown = of_all[1] > of_all[0] * MOST_GROWTH
+    if not equal or damaged or skipped[0] != skipped[1] or grown:
         sys.exit(1)
 
 

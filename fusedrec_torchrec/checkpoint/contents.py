@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fusedrec_torchrec.checkpoint.load import WEIGHTS
-from fusedrec_torchrec.checkpoint.manifest import Manifest, read_manifest
+from fusedrec_torchrec.checkpoint.manifest import Manifest, TableEntry, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.table_state import WEIGHT, StateNames, StoredState
 
@@ -67,6 +67,8 @@ class Contents:
             parsed = WEIGHT.fullmatch(name)
             if parsed is None or not name.startswith(f"{WEIGHTS}.") or len(about.size) != 2:
                 continue
+            if self.manifest is not None and self.manifest.of_weight(name) is None:
+                continue  # of a module that was not sharded
             table = StoredTable(
                 name=parsed["table"],
                 weight=name,
@@ -99,9 +101,13 @@ class Contents:
         """One of a table's optimizer states."""
         return StoredState(self.reader, table.states[kind], table.rows, table.columns, table.weight)
 
+    def entry(self, table: StoredTable) -> TableEntry | None:
+        """What the manifest says of a table."""
+        return None if self.manifest is None else self.manifest.of_weight(table.weight)
+
     def sharding(self, table: StoredTable) -> str:
         """As the manifest has it, or as its shards look."""
-        entry = None if self.manifest is None else self.manifest.tables.get(table.name)
+        entry = self.entry(table)
         if entry is not None and entry.sharding is not None:
             return entry.sharding
         chunks = [c for c in self.reader.tensors[table.weight].chunks if c.sizes.numel()]

@@ -344,10 +344,12 @@ class _Conversion:
         contents, old = self._contents, self._contents.manifest
         tables = {}
         for name, table in contents.tables.items():
-            entry = None if old is None else old.tables.get(name)
+            entry = contents.entry(table)
             if entry is None:
                 dtype = str(table.dtype).removeprefix("torch.")
-                entry = TableEntry(table.weight, table.rows, table.columns, dtype)
+                entry = TableEntry(
+                    table.weight, table.rows, table.columns, dtype, hashing_is_known=False
+                )
             tables[name] = replace(entry, sharding=self._plan.tables[name].sharding)
         hot_file = None
         if old is not None and old.hot_rows is not None:

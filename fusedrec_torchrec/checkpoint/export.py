@@ -46,6 +46,16 @@ class _Columns:
                     f"{[str(d) for d in SAFETENSORS]}"
                 )
 
+    def about(self) -> dict[str, str]:
+        """What a server must know beside the numbers."""
+        about = {"table": self.table.name}
+        entry, manifest = self._contents.entry(self.table), self._contents.manifest
+        if manifest is not None and manifest.step is not None:
+            about["step"] = str(manifest.step)
+        if entry is not None and entry.hash_seed is not None:
+            about |= {"hash_seed": str(entry.hash_seed), "hash_salt": str(entry.hash_salt)}
+        return about
+
     def read(self, name: str, first: int, rows: int) -> torch.Tensor:
         """[rows, width] of one of them."""
         into = torch.empty(rows, self.widths[name], dtype=self.types[name])
@@ -110,7 +120,7 @@ def _write_safetensors(columns: _Columns, path: Path) -> None:
             "data_offsets": [at, at + size],
         }
         at += size
-    text = json.dumps({"__metadata__": {"table": columns.table.name}, **header}).encode()
+    text = json.dumps({"__metadata__": columns.about(), **header}).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -125,7 +135,7 @@ def _write_parquet(columns: _Columns, path: Path) -> None:
     for name, width in columns.widths.items():
         kind = ARROW[columns.types[name]]
         fields.append(pa.field(name, pa.list_(kind, width) if width > 1 else kind, nullable=False))
-    schema = pa.schema(fields, metadata={"table": columns.table.name})
+    schema = pa.schema(fields, metadata=columns.about())
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for first, count in columns.ranges(list(columns.widths)):
             arrays = [pa.array(range(first, first + count), pa.int64())]

@@ -18,7 +18,7 @@ from torch import nn
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.hashing import table_salt
 from fusedrec_torchrec.files import write_json
-from fusedrec_torchrec.modules.fused_part import FusedPart
+from fusedrec_torchrec.modules.fused_part import fused_parts
 
 __all__ = [
     "MANIFEST",
@@ -49,6 +49,7 @@ class TableEntry:
         hash_seed: of the hash that makes rows of raw ids; None if ids are rows.
         hash_salt: that the seed and the table's name make; None if ids are rows.
         hot_rows: rows that were replicated on every rank.
+        hashing_is_known: whether the fields on hashing say anything.
     """
 
     weight: str
@@ -59,6 +60,7 @@ class TableEntry:
     hash_seed: int | None = None
     hash_salt: int | None = None
     hot_rows: int = 0
+    hashing_is_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class Manifest:
     made_by: dict[str, str] = field(default_factory=lambda: {p: version(p) for p in PACKAGES})
     format: str = FORMAT
     version: int = VERSION
+
+    def of_weight(self, weight: str) -> TableEntry | None:
+        """The table that has this weight."""
+        return next((entry for entry in self.tables.values() if entry.weight == weight), None)
 
     def write(self, folder: Path) -> None:
         write_json(folder / MANIFEST, asdict(self))
@@ -143,12 +149,9 @@ def describe(
         weights: what the names of weights begin with in the checkpoint.
     """
     shardings = _shardings(model)
-    fused = dict(_fused_parts(model))
+    fused = dict(fused_parts(model))
     hashed = {
-        table.name: part.options.hash_seed
-        for part in fused.values()
-        for table in part.layout.tables
-        if part.options.hashes(table.name)
+        table: part.options.hash_seed for part in fused.values() for table in part.hashed_tables()
     }
     hot = {name: ids for part in fused.values() for name, ids in part.hot_ids().items()}
     tables = {}
@@ -157,6 +160,8 @@ def describe(
         if parts[-1] != "weight" or parts[-3:-2] not in (["embedding_bags"], ["embeddings"]):
             continue
         table = parts[-2]
+        if table not in shardings or value.dim() != 2:  # of a module that is not sharded
+            continue
         seed = hashed.get(table)
         rows, columns = value.size()
         # Tables of several modules may have one name.
@@ -183,16 +188,10 @@ def describe(
 
 def hot_set_of(model: nn.Module) -> HotSet | None:
     """The hot rows of a sharded model; None if it has none."""
-    parts = [part for _, part in _fused_parts(model)]
+    parts = [part for _, part in fused_parts(model)]
     rows = {table.name: table.rows for part in parts for table in part.layout.tables}
     ids = {name: found.numpy() for part in parts for name, found in part.hot_ids().items()}
     return HotSet(rows, ids) if ids else None
-
-
-def _fused_parts(model: nn.Module) -> list[tuple[str, FusedPart]]:
-    """The fused tables of all modules."""
-    found = [(path, getattr(module, "fused", None)) for path, module in model.named_modules()]
-    return [(path, part) for path, part in found if isinstance(part, FusedPart)]
 
 
 def _shardings(model: nn.Module) -> dict[str, str]:
@@ -220,7 +219,9 @@ def check_hashing(
     here = {entry.weight: entry for entry in describe(model, state, None, weights).tables.values()}
     for name, entry in manifest.tables.items():
         ours = here.get(entry.weight)
-        if ours is None or (ours.hash_seed, ours.hash_salt) == (entry.hash_seed, entry.hash_salt):
+        if ours is None or not entry.hashing_is_known:
+            continue
+        if (ours.hash_seed, ours.hash_salt) == (entry.hash_seed, entry.hash_salt):
             continue
         raise ValueError(
             f"{path}: table {name!r} was trained with {_hashing(entry)}, the model has "

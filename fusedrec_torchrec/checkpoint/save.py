@@ -61,8 +61,13 @@ def save_checkpoint(
     """
     path = Path(path)
     is_first = dist.get_rank() == 0
-    exists = is_first and path.exists() and not overwrite
-    raise_together(f"{path} exists already; overwrite=True replaces it" if exists else None)
+    refused = None
+    try:
+        if is_first and path.exists() and not overwrite:
+            refused = f"{path} exists already; overwrite=True replaces it"
+    except OSError as error:
+        refused = f"{path} cannot be looked at: {error}"
+    raise_together(refused)
     partial = partial_folder(path)
     problem = None
     try:
@@ -135,8 +140,8 @@ def write_checkpoint(
     if dist.get_rank() == 0:
         try:
             manifest = _begin(folder, model, manifest, planned, dict(files or {}))
-        except (OSError, ValueError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, other ranks must hear of it
+            problem = str(error) or type(error).__name__
     raise_together(problem, process_group)
     writer = CheckedWriter(folder, manifest)
     if asynchronous:

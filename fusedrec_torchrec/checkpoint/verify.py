@@ -11,7 +11,13 @@ from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manif
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.together import of_all_ranks
 
-__all__ = ["check_file", "checksum", "verify", "verify_together"]
+__all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_together"]
+
+SIGNS = (MANIFEST, ".metadata", "__0_0.distcp")  # of a checkpoint, whole or not
+
+
+class CannotReadError(ValueError):
+    """A file of a checkpoint cannot be read just now; that says nothing of what is in it."""
 
 
 def checksum(path: Path) -> dict[str, Any]:
@@ -22,7 +28,11 @@ def checksum(path: Path) -> dict[str, Any]:
 
 
 def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
-    """What is wrong with a file; None if nothing is."""
+    """What is wrong with a file; None if nothing is.
+
+    Raises:
+        CannotReadError: it is there, but reading fails.
+    """
     path = folder / name
     try:
         size = path.stat().st_size
@@ -33,7 +43,7 @@ def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
-        return f"{name} cannot be read: {error}"
+        raise CannotReadError(f"{name} cannot be read: {error}") from None
     return None
 
 
@@ -47,15 +57,24 @@ def verify(
         progress: wraps the list of files, to show how far it is.
 
     Raises:
-        ValueError: there is no checkpoint, or neither its manifest nor its metadata can be read.
+        ValueError: there is no checkpoint.
     """
-    manifest = read_manifest(folder)
-    reader = CheckpointReader(folder)
     problems: list[str] = []
+    try:
+        manifest = read_manifest(folder)
+        reader = CheckpointReader(folder)
+        reader.metadata  # noqa: B018 - read here
+    except ValueError as error:
+        if not folder.is_dir() or not any((folder / name).exists() for name in SIGNS):
+            raise
+        return [str(error)]
     names = list(manifest.files if manifest is not None else _stored_files(reader))
     for name in progress(names) if progress else names:
         if manifest is not None:
-            problem = check_file(folder, name, manifest.files[name])
+            try:
+                problem = check_file(folder, name, manifest.files[name])
+            except CannotReadError as error:
+                problem = str(error)
         else:
             problem = None if (folder / name).is_file() else f"{name} is missing"
         if problem is not None:
@@ -113,11 +132,13 @@ def verify_together(folder: Path, required: bool = False) -> None:
     A checkpoint without a manifest has none to compare, unless it must have one.
 
     Raises:
+        CannotReadError: files cannot be read just now; on all ranks.
         ValueError: the checkpoint is damaged; on all ranks.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     problems: list[str] = []
+    unread: str | None = None
     try:
         manifest = read_manifest(folder)
         if manifest is not None:
@@ -127,8 +148,13 @@ def verify_together(folder: Path, required: bool = False) -> None:
                     problems.append(problem)
         elif required:
             problems.append(f"{MANIFEST} is missing")
+    except CannotReadError as error:
+        unread = str(error)
     except Exception as error:  # whatever it is, other ranks must hear of it
         problems.append(str(error) or type(error).__name__)
+    unread = next((text for text in of_all_ranks(unread) if text is not None), None)
     problems = sorted({problem for found in of_all_ranks(problems) for problem in found})
     if problems:
         raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")
+    if unread is not None:
+        raise CannotReadError(f"{folder}: {unread}")

@@ -17,6 +17,7 @@ from torch.futures import Future
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
 from fusedrec_torchrec.checkpoint.verify import checksum
+from fusedrec_torchrec.files import sync_file
 
 __all__ = ["CheckedWriter", "sync_folder"]
 
@@ -72,6 +73,7 @@ class CheckedWriter(FileSystemWriter):
         folder = Path(self.path)
         for path in sorted(folder.iterdir()):
             if path.name not in (*files, MANIFEST) and not path.name.endswith(".tmp"):
+                sync_file(path)
                 files[path.name] = checksum(path)
         replace(self._manifest, files=dict(sorted(files.items()))).write(folder)
         sync_folder(folder)

@@ -13,7 +13,7 @@ from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import SHARDINGS, convert, plan_for
 from fusedrec_torchrec.checkpoint.export import FORMATS, export_table
 from fusedrec_torchrec.checkpoint.verify import verify
-from fusedrec_torchrec.planner.plan_file import read_plan
+from fusedrec_torchrec.planner.plan_file import PlanFile, read_plan
 from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints, read_run_state
@@ -150,7 +150,7 @@ def show_checkpoint(path: Path) -> None:
     print_table(f"checkpoint {path}", ("", ""), about)
     rows = []
     for table in contents.tables.values():
-        entry = None if manifest is None else manifest.tables.get(table.name)
+        entry = contents.entry(table)
         seed = None if entry is None else entry.hash_seed
         rows.append(
             (
@@ -233,6 +233,7 @@ def _convert(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"--table is {pair!r}, must be NAME=SHARDING")
             tables[name] = sharding
         plan = plan_for(contents, ranks, arguments.sharding or FUSED, tables)
+    _warn_of_hashing(contents, plan)
     size = sum(
         about.size.numel() * about.properties.dtype.itemsize
         for about in contents.reader.tensors.values()
@@ -242,6 +243,20 @@ def _convert(arguments: argparse.Namespace) -> None:
     ) as bar:
         convert(contents, arguments.target, plan, bar.update)
     print(f"{arguments.target}: {len(contents.tables)} tables for {plan.ranks} ranks")
+
+
+def _warn_of_hashing(contents: Contents, plan: PlanFile) -> None:
+    """Stock shardings take ids for rows."""
+    for name, table in contents.tables.items():
+        entry = contents.entry(table)
+        sharding = plan.tables[name].sharding if name in plan.tables else FUSED
+        if entry is not None and entry.hash_seed is not None and sharding != FUSED:
+            print(
+                f"warning: ids of table {name!r} were hashed with hash_seed {entry.hash_seed}, "
+                f"which TorchRec's {sharding} does not do: its rows would be those of other ids "
+                "unless you hash them yourself (fusedrec_torchrec.exchange.hashing)",
+                file=sys.stderr,
+            )
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
 
-__all__ = ["FusedPart", "KnownNames"]
+__all__ = ["FusedPart", "KnownNames", "fused_parts"]
 
 
 @dataclass
@@ -108,6 +108,10 @@ class FusedPart:
         self._stock_ids = StockIds(configs, plan, shardings, device)
         self._max_lengths: dict[str, int] = {}
 
+    def hashed_tables(self) -> list[str]:
+        """Names of tables whose ids are raw values."""
+        return [table.name for table in self.layout.tables if self.options.hashes(table.name)]
+
     def hot_ids(self) -> dict[str, torch.Tensor]:
         """Ids of the hot rows by table."""
         if self.hot is None:
@@ -176,6 +180,12 @@ class FusedPart:
         header = awaitable.awaitables[self.index]
         assert isinstance(header, InputAwaitable)
         return header.context
+
+
+def fused_parts(model: nn.Module) -> list[tuple[str, FusedPart]]:
+    """The fused tables of all modules of a sharded model, by the module's path."""
+    found = [(path, getattr(module, "fused", None)) for path, module in model.named_modules()]
+    return [(path, part) for path, part in found if isinstance(part, FusedPart)]
 
 
 def _hot_rules(plan: Mapping[str, ParameterSharding], hot: HotOptions) -> dict[str, HotRule]:

@@ -30,7 +30,8 @@ from fusedrec_torchrec.training.config import BadBatchesConfig
 
 __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
 
-LARGEST = 1.8e19  # its square is still a number; NaN is not less than it
+# Squares of gradients are still numbers, and so are their sums over columns and equal ids.
+LARGEST = 1e15
 TOO_LARGE = "are not finite, or too large to be squared"
 HIGH_RATES = "learning rates that are too high make such, too (optimizer.*.learning_rate); "
 HELD_OUT = "held-out batch"

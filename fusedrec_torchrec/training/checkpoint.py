@@ -125,7 +125,7 @@ class Checkpointer:
         """Saves that failed."""
         if dist.get_rank() == 0:
             for left_over in [*folder.glob(".step_*.partial"), *folder.glob(".step_*.removed")]:
-                shutil.rmtree(left_over)
+                shutil.rmtree(left_over, ignore_errors=True)
 
     def save(self, model: nn.Module, optimizer: KeyedOptimizer, state: RunState) -> None:
         """Must be called on all ranks.  Waits for the save before, if that is not done yet.
@@ -185,6 +185,10 @@ class Checkpointer:
             raise SaveError(text)
         if dist.get_rank() == 0:
             print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def let_finish(self) -> None:
+        """Waits for a save that is under way, on this rank; before the run ends with an error."""
+        self._finish()
 
     def _finish(self) -> None:
         if self._pending is None:

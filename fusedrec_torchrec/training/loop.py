@@ -16,12 +16,14 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
+from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.collectives import CollectiveCounter
 from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
-from fusedrec_torchrec.lost_rank import explained
+from fusedrec_torchrec.lost_rank import explained, waiting
+from fusedrec_torchrec.modules.fused_part import fused_parts
 from fusedrec_torchrec.planner.plan_file import write_plan
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import (
@@ -72,13 +74,14 @@ class Training:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._is_first = rank == 0
         self._rates = first_rates(config)
-        self._train_data = train_loader(config, source, rank, world_size, self._rates)
-        self._eval_data = eval_loader(config, source, rank, world_size)
-        self.steps = config.steps or config.epochs * self._train_data.batches
-
         torch.manual_seed(config.seed)
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
+        # Only fused tables hash: ids of others are rows, whatever the exchange's settings are.
+        hashed = {name for _, part in fused_parts(self.model) for name in part.hashed_tables()}
+        self._train_data = train_loader(config, source, rank, world_size, self._rates, hashed)
+        self._eval_data = eval_loader(config, source, rank, world_size, hashed)
+        self.steps = config.steps or config.epochs * self._train_data.batches
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
         timeout = timedelta(seconds=config.launch.timeout_seconds)
         self._bad_batches = BadBatches(config.bad_batches, timeout)
@@ -89,7 +92,8 @@ class Training:
         self._sums = ClickSums(device)
         self.step = 0
         if resume is not None:
-            self._resume(resume)
+            with waiting(None, "dense part"):
+                self._resume(resume)
 
         folder = config.logging.directory
         self._checkpointer = Checkpointer(
@@ -132,6 +136,17 @@ class Training:
 
     def run(self) -> dict[str, float]:
         """Trains to the last step; returns the last evaluation, and throughput over the run."""
+        try:
+            return self._run()
+        except ValueError:  # bad data, on all ranks: what was saved before it is good
+            self._checkpointer.let_finish()
+            raise
+        except SaveError:
+            raise
+        except RuntimeError as error:
+            raise explained(error, stage="dense part") from error
+
+    def _run(self) -> dict[str, float]:
         config = self._config
         stream = self._train_data.read(self.step, self.steps) if self.step < self.steps else None
         self._window = _Window()
@@ -215,10 +230,10 @@ class Training:
         skipped = self._bad_batches.skipped_steps
         if count:
             with CollectiveCounter() as counter:
-                _, logits, labels = self._progress(segment)
+                _, logits, labels = self._pipeline.progress(segment)
             self._window.traffic = _traffic(counter)
         else:
-            _, logits, labels = self._progress(segment)
+            _, logits, labels = self._pipeline.progress(segment)
         if self._bad_batches.skipped_steps == skipped:
             self._sums.update(logits, labels)
         seconds = time.perf_counter() - begun
@@ -229,12 +244,6 @@ class Training:
             self._window.seconds += seconds
             self._window.waited += self._train_data.waited - waited
         self._started = True  # the first step also starts readers and the pipeline
-
-    def _progress(self, segment: Iterator[Batch]) -> Any:
-        try:
-            return self._pipeline.progress(segment)
-        except RuntimeError as error:
-            raise explained(error, stage="dense part") from error
 
     def _record(self, bar: Any) -> None:
         values = self._sums.compute()
@@ -303,10 +312,14 @@ class Training:
         good: deque[bool] = deque()
         batches = self._bad_batches.held_out(self._eval_data.read(0, count), good)
         for _ in range(count):
-            _, logits, labels = self._progress(batches)
+            _, logits, labels = self._pipeline.progress(batches)
             if good.popleft():
                 metrics.update(logits, labels)
         values = metrics.compute()
+        if not values:
+            if self._is_first:
+                print("no held-out batch could be evaluated", file=sys.stderr, flush=True)
+            return {}
         if self._log is not None:
             self._log.write(self.step, "eval", values)
         bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)

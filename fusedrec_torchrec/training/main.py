@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from fusedrec_torchrec.checkpoint.verify import verify_together
+from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_together
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
@@ -154,6 +154,8 @@ def _claimed(
             return path
         try:
             verify_together(path, required=True)
+        except CannotReadError:
+            raise  # it may be whole all the same; the next start may be able to read it
         except ValueError as error:
             problem = str(error)
             _on_first_rank(partial(refuse_damaged, config, path, restarted, problem))

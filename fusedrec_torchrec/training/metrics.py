@@ -78,7 +78,8 @@ class ClickMetrics(ClickSums):
         self._auc.update(torch.sigmoid(logits.detach()), labels.detach().int())
 
     def compute(self) -> dict[str, float]:
-        return {**super().compute(), "auc": float(self._auc.compute())}
+        values = super().compute()
+        return {**values, "auc": float(self._auc.compute())} if values else {}
 
     def reset(self) -> None:
         super().reset()

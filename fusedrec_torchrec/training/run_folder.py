@@ -77,6 +77,12 @@ def claim(
     if again:
         checkpoints = find_checkpoints(folder / "checkpoints")
         path = checkpoints[-1] if checkpoints else None
+        set_aside = [*(folder / "checkpoints").glob("damaged_*")]
+        if path is None and set_aside:
+            raise ValueError(
+                f"{folder / 'checkpoints'} has no checkpoint left that can be used; set aside as "
+                f"damaged: {', '.join(sorted(p.name for p in set_aside))}. --overwrite begins anew"
+            )
         if path is None and resume not in (None, "latest"):
             path = Path(str(resume))  # of another folder: nothing was saved here yet
     else:
@@ -93,20 +99,19 @@ def claim(
 def refuse_damaged(config: TrainConfig, path: Path, restarted: bool, problem: str) -> None:
     """For a checkpoint that cannot be used.
 
-    Ranks that were started again go on from the one before it: it is set aside.  A person who
-    wants to resume may want to know.
+    Ranks that were started again go on from the one before it, if there is one: it is set aside.
+    A person who wants to resume may want to know.
 
     Raises:
         ValueError: with the one before it, if there is one.
     """
     folder = config.logging.directory / "checkpoints"
     before = [p for p in find_checkpoints(folder) if p != path]
-    if restarted and path.parent.resolve() == folder.resolve():
+    if restarted and before and path.parent.resolve() == folder.resolve():
         target = path.with_name(f"damaged_{path.name}")
         shutil.rmtree(target, ignore_errors=True)
         path.rename(target)
-        last = before[-1] if before else "the beginning"
-        print(f"warning: {problem}; going on from {last}", file=sys.stderr, flush=True)
+        print(f"warning: {problem}; going on from {before[-1]}", file=sys.stderr, flush=True)
         return
     raise ValueError(problem + offer_before(path))
 

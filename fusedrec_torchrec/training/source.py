@@ -1,5 +1,6 @@
 """The data that a configuration names."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from fusedrec_torchrec.data.alternation import Rates
@@ -60,7 +61,12 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
 
 
 def train_loader(
-    config: TrainConfig, source: Source, rank: int, world_size: int, rates: Rates | None = None
+    config: TrainConfig,
+    source: Source,
+    rank: int,
+    world_size: int,
+    rates: Rates | None = None,
+    hashed: Collection[str] = (),
 ) -> Loader | SeparatedLoader:
     """Batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
@@ -78,7 +84,7 @@ def train_loader(
             workers=config.data.workers,
             seed=config.data.seed,
             hot=hot,
-            check=batch_check(config, source),
+            check=batch_check(source, hashed),
         )
 
     part = split(source, config.data.held_out)[0]
@@ -127,7 +133,13 @@ def first_rates(config: TrainConfig) -> Rates:
     return Rates(hot.adaptive, [(0, hot.rate)])
 
 
-def eval_loader(config: TrainConfig, source: Source, rank: int, world_size: int) -> Loader:
+def eval_loader(
+    config: TrainConfig,
+    source: Source,
+    rank: int,
+    world_size: int,
+    hashed: Collection[str] = (),
+) -> Loader:
     """Batches to evaluate on, in their order; read in the training process."""
     return Loader(
         source,
@@ -138,13 +150,12 @@ def eval_loader(config: TrainConfig, source: Source, rank: int, world_size: int)
         world_size=world_size,
         shuffle=False,
         chunk_batches=1,
-        check=batch_check(config, source),
+        check=batch_check(source, hashed),
     )
 
 
-def batch_check(config: TrainConfig, source: Source) -> BatchCheck:
-    """What batches must be like; ids that are hashed may be anything."""
-    hashes = config.sharding.exchange.hashes
+def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
+    """What batches must be like; ids of tables where they are hashed may be anything."""
     return BatchCheck(
-        {name: None if hashes(name) else rows for name, rows in source.table_rows.items()}
+        {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
     )

@@ -3,19 +3,24 @@
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
-from fusedrec_torchrec.checkpoint import load_checkpoint
+from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
+from fusedrec_torchrec.checkpoint import verify as verify_module
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
-from fusedrec_torchrec.checkpoint.verify import verify
+from fusedrec_torchrec.checkpoint.verify import verify, verify_together
+from fusedrec_torchrec.cli.main import main
+from tests.case import Case, Table, sharded
 from tests.checkpoint.models import case_of, trained
 from tests.checkpoint.test_round_trips import train_and_save
 from tests.cluster import Cluster
@@ -237,3 +242,49 @@ def test_other_optimizers_and_versions(cluster_2: Cluster, copy: Path) -> None:
         )
     for error in cluster_2.run(of_another_model, str(copy), "version"):
         assert "manifest.json has version 9, this release reads version 1" in error
+
+
+@pytest.mark.parametrize("name", [".metadata", "manifest.json"])
+def test_verify_reports_what_cannot_be_read_at_all(
+    copy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = (copy.parent / "run" / f"step_{step:08d}" for step in (20, 40))
+    for folder in (first, last):
+        shutil.copytree(copy, folder)
+        (folder / "run.json").write_text("{}")
+    with (last / name).open("r+b") as file:
+        file.truncate(100)
+    assert main(["checkpoint", "verify", str(last), "--quiet"]) == 1
+    assert f"damaged; the one before it is {first}" in capsys.readouterr().out
+
+
+def read_in_vain(folder: str) -> str:
+    with mock.patch.object(verify_module, "checksum", side_effect=OSError("stale handle")):
+        try:
+            verify_together(Path(folder), required=True)
+        except ValueError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_what_cannot_be_read_is_not_called_damaged(cluster_2: Cluster, copy: Path) -> None:
+    for text in cluster_2.run(read_in_vain, str(copy)):
+        assert text.startswith("CannotReadError") and "stale handle" in text
+
+
+def test_all_files_are_on_the_disk(cluster_1: Cluster, tmp_path: Path) -> None:
+    (names,) = cluster_1.run(synced_files, str(tmp_path / "it"))
+    assert {p.name for p in (tmp_path / "it").iterdir()} <= set(names)
+
+
+def synced_files(folder: str) -> list[str]:
+    seen, fsync = [], os.fsync
+
+    def watched(descriptor: int) -> None:
+        seen.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    model = sharded(Case(tables=(Table("a", 50),), batch_sizes=(5,)))
+    with mock.patch.object(os, "fsync", watched):
+        save_checkpoint(folder, model, files={"run.json": "{}"})
+    return [re.sub(r"manifest.partial", "manifest.json", n).removesuffix(".tmp") for n in seen]

@@ -8,19 +8,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
+from fusedrec_torchrec.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import convert, plan_for
+from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.verify import verify
+from fusedrec_torchrec.cli.main import main
+from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.planner.plan_file import read_plan
-from tests.case import Case, Table, sharded
+from tests.case import Case, Table, parallel, sharded, unsharded
 from tests.checkpoint.models import case_of, optimizer_of, trained, whole_states, whole_weights
 from tests.checkpoint.test_round_trips import Numbers, equal, load_and_save, train_and_save
 from tests.cluster import Cluster
@@ -192,38 +197,67 @@ def test_dtensors_and_sharded_tensors(cluster_2: Cluster, tmp_path: Path) -> Non
     equal(second, want)
 
 
-def hashed(folder: str, seed: int | None, save_it: bool) -> str | None:
-    tables = (Table("a", 50), Table("b", 33))
-    case = Case(tables=tables, batch_sizes=(5, 5), optimizer="adagrad")
-    options = (
-        fr.ExchangeOptions() if seed is None else fr.ExchangeOptions(hash_ids=["a"], hash_seed=seed)
+def save_with_hot_rows(folder: str) -> None:
+    tables = (Table("a", 50, hot=(3, 5, 40)), Table("b", 33))
+    model = sharded(Case(tables=tables, batch_sizes=(5, 5), optimizer="adagrad"))
+    save_checkpoint(folder, model, model.fused_optimizer)
+
+
+def test_a_conversion_keeps_the_hot_rows(cluster_2: Cluster, tmp_path: Path) -> None:
+    cluster_2.run(save_with_hot_rows, str(tmp_path / "it"))
+    assert (
+        main(["checkpoint", "convert", str(tmp_path / "it"), str(tmp_path / "new"), "--quiet"]) == 0
     )
-    model = sharded(case, options)
-    optimizer: Any = model.fused_optimizer
-    if save_it:
-        save_checkpoint(folder, model, optimizer)
-        return None
+    manifest = read_manifest(tmp_path / "new")
+    assert manifest is not None and manifest.hot_rows is not None
+    found = HotSet.load(tmp_path / "new" / manifest.hot_rows)
+    assert found.ids["a"].tolist() == [3, 5, 40]
+    assert manifest.tables["a"].hot_rows == 3
+
+
+class Named(nn.Module):
+    """A model whose dense part has names like those of tables."""
+
+    def __init__(self, sparse: nn.Module) -> None:
+        super().__init__()
+        self.sparse = sparse
+        self.embeddings = nn.ModuleDict({"LayerNorm": nn.LayerNorm(8), "words": nn.Embedding(5, 8)})
+
+    def forward(self, features: Any) -> Any:
+        return self.sparse(features)
+
+
+def save_named(folder: str) -> list[str]:
+    case = Case(tables=(Table("a", 50),), batch_sizes=(5, 5))
+    sharders = fr.fused_sharders()
+    module = unsharded(case)
+    plan = construct_module_sharding_plan(
+        module, {"a": fr.fused_row_wise()}, sharder=sharders[0], local_size=2, world_size=2,
+        device_type="cpu",
+    )  # fmt: skip
+    model = parallel(Named(module), ShardingPlan({"sparse": plan}), sharders)
+    save_checkpoint(folder, model)
+    load_checkpoint(folder, model)
+    return list(Contents(Path(folder)).tables)
+
+
+def test_dense_parts_with_names_of_tables(cluster_2: Cluster, tmp_path: Path) -> None:
+    assert cluster_2.run(save_named, str(tmp_path / "it")) == [["a"], ["a"]]
+
+
+def save_something_else(folder: str) -> str:
+    model = sharded(Case(tables=(Table("a", 50),), batch_sizes=(5, 5)))
+    files: Any = {"name": b"no text"}
     try:
-        load_checkpoint(folder, model, optimizer)
-    except ValueError as error:
+        save_checkpoint(folder, model, files=files)
+    except SaveError as error:
         return str(error)
-    return None
+    return ""
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded", "problem"),
-    [
-        (3, 3, None),
-        (None, None, None),
-        (3, 4, "'a' was trained with ids hashed with hash_seed 3, the model has ids hashed with"),
-        (3, None, "'a' was trained with ids hashed with hash_seed 3, the model has ids that are"),
-        (None, 3, "'a' was trained with ids that are rows, the model has ids hashed with"),
-    ],
-)
-def test_another_hash_is_refused(
-    cluster_2: Cluster, tmp_path: Path, saved: int | None, loaded: int | None, problem: str | None
+def test_any_error_of_one_rank_while_saving_is_one_of_all(
+    cluster_2: Cluster, tmp_path: Path
 ) -> None:
-    cluster_2.run(hashed, str(tmp_path / "it"), saved, True)
-    found = cluster_2.run(hashed, str(tmp_path / "it"), loaded, False)
-    for error in found:
-        assert (error is None) if problem is None else (problem in error)
+    first, second = cluster_2.run(save_something_else, str(tmp_path / "it"))
+    assert first == second and "could not be saved" in first
+    assert not list(tmp_path.iterdir())

@@ -1,16 +1,19 @@
 """Bad batches in the middle of training: an error on all ranks, or left out by all of them."""
 
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.faulty import KINDS
 from fusedrec_torchrec.training.bad_batches import BadBatches
+from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import BadBatchesConfig, TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
@@ -105,6 +108,51 @@ def test_held_out_batches_are_checked(cluster_2: Cluster, tmp_path: Path) -> Non
     data["bad_batches"] = {"policy": "skip"}
     found = cluster_2.run(train_faulty, data, some)
     assert found[0]["skipped"] == 0 and found[0]["result"]["log_loss"] < 1
+
+
+def held_out(problems: list[str | None]) -> list[bool]:
+    """Which batches of an evaluation count."""
+    guard = BadBatches(BadBatchesConfig(policy="skip"))
+    good: deque[bool] = deque()
+    batches = [
+        CheckedBatch(torch.zeros(2, 1), no_ids(), torch.zeros(2), problem) for problem in problems
+    ]
+    assert len(list(guard.held_out(batches, good))) == len(batches)
+    return list(good)
+
+
+def no_ids() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a"], torch.zeros(0), lengths=torch.zeros(2, dtype=torch.int32))
+
+
+def test_bad_held_out_batches_do_not_count(cluster_2: Cluster) -> None:
+    for good in cluster_2.run(held_out, [None, "bad", None]):
+        assert good == [True, False, True]
+
+
+def test_an_evaluation_of_nothing_but_bad_batches(cluster_2: Cluster, tmp_path: Path) -> None:
+    data = {**config(tmp_path), "eval_batches": 1, "bad_batches": {"policy": "skip"}}
+    found = cluster_2.run(train_faulty, data, dict.fromkeys(range(18000, 20000, 3), "nan"))
+    assert "auc" not in found[0]["result"] and found[0]["skipped"] == 0
+
+
+def test_a_bad_held_out_batch_does_not_cost_the_last_checkpoint(
+    cluster_2: Cluster, tmp_path: Path
+) -> None:
+    data = config(tmp_path)
+    data["checkpoint"] = {"every": STEPS, "asynchronous": True}
+    found = cluster_2.run(train_faulty, data, dict.fromkeys(range(18000, 20000, 3), "nan"))
+    assert "bad held-out batch" in found[0]["error"]
+    assert [p.name for p in find_checkpoints(tmp_path / "checkpoints")] == [f"step_{STEPS:08d}"]
+
+
+def test_ids_are_hashed_in_fused_tables_only(
+    cluster_2: Cluster, tmp_path: Path, sample: int
+) -> None:
+    sharding = {"type": "fused_row_wise", "tables": {"a": "table_wise"}}
+    data = config(tmp_path, sharding={**sharding, "exchange": {"hash_ids": True}})
+    found = cluster_2.run(train_faulty, data, {sample: "id"})
+    assert f"of step {STEP + 1}, rank 1: feature 'a' has id 1000000000" in found[0]["error"]
 
 
 def only_the_dense_part(policy: Any) -> list[Any]:

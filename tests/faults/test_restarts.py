@@ -1,9 +1,11 @@
 """Ranks that are killed: the run goes on from its last checkpoint, as if nothing had been."""
 
 import json
+import os
 import random
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,17 @@ import pytest
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import TrainConfig
-from fusedrec_torchrec.training.run_folder import refuse_damaged
+from fusedrec_torchrec.training.run_folder import claim, refuse_damaged
+from fusedrec_torchrec.training.source import open_source
 from tests.cli.command import fusedrec
 from tests.cluster import Cluster
 from tests.faults.restarts import (
     config,
     kill_ranks,
     output_of,
+    ranks_of,
     same_end,
     start,
-    steps_done,
     wait_until,
 )
 from tests.training.runs import small, train
@@ -93,19 +96,21 @@ def test_a_damaged_checkpoint_after_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "run" / "checkpoints"
     try:
         wait_until(process, lambda: len(find_checkpoints(folder)) >= 2)
+        ranks = ranks_of(process)
+        for rank in ranks:  # nobody may save another one in between
+            os.kill(rank, signal.SIGSTOP)
         last = find_checkpoints(folder)[-1]
         (last / "plan.yaml").write_text("nonsense")
-        step = steps_done(tmp_path / "run")
-        kill_ranks(tmp_path / "run", process, [step], 0)
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
         process.wait(timeout=240)
     finally:
         process.kill()
     errors = output_of(tmp_path / "run")
     assert process.returncode == 0, errors
-    if f"damaged_{last.name}" in {p.name for p in folder.iterdir()}:
-        assert "plan.yaml has 8 bytes" in errors and "going on from" in errors
-    else:  # another one was saved before the kill
-        assert find_checkpoints(folder)[-1].name == "step_00000600"
+    assert (folder / f"damaged_{last.name}").is_dir()
+    assert "plan.yaml has 8 bytes" in errors and "going on from" in errors
+    assert find_checkpoints(folder)[-1].name == "step_00000600"
 
 
 @pytest.mark.slow
@@ -156,8 +161,21 @@ def test_what_is_said_of_a_damaged_checkpoint(tmp_path: Path, capsys: Any) -> No
     assert f"warning: it is damaged; going on from {first}" in capsys.readouterr().err
     assert find_checkpoints(tmp_path / "checkpoints") == [first]
     assert last.with_name("damaged_step_00000009").is_dir()  # set aside, not lost
-    with pytest.raises(ValueError, match=r"it is damaged$"):
-        refuse_damaged(settings, first, False, "it is damaged")
+    for restarted in (False, True):  # there is none before it: nobody begins anew unasked
+        with pytest.raises(ValueError, match=r"it is damaged$"):
+            refuse_damaged(settings, first, restarted, "it is damaged")
+    assert find_checkpoints(tmp_path / "checkpoints") == [first]
+
+
+def test_a_restart_deletes_nothing_that_was_set_aside(tmp_path: Path) -> None:
+    settings = from_mapping(TrainConfig, small(tmp_path))
+    kept = tmp_path / "checkpoints" / "damaged_step_00000009"
+    kept.mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / ".job").write_text("job")
+    with pytest.raises(ValueError, match=r"no checkpoint left.*damaged_step_00000009"):
+        claim(settings, open_source(settings), "latest", False, "job")
+    assert kept.is_dir() and (tmp_path / "metrics.jsonl").is_file()
 
 
 HANG = """

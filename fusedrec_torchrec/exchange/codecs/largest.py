@@ -61,18 +61,34 @@ class LargestEntries(Codec):
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
         tau = self.threshold(rows_RD, training)
-        keep_RD = ~(rows_RD.abs() < tau)  # NaN travels
+        streams, entries, fits = self.encode_those(rows_RD, rows_RD.abs(), tau, counts)
+        if training and not fits:
+            self.threshold.expire()
+        return streams, entries
+
+    def encode_those(
+        self,
+        rows_RD: torch.Tensor,
+        magnitudes_RD: torch.Tensor,
+        least: torch.Tensor | float,
+        counts: Sequence[int],
+    ) -> tuple[list[torch.Tensor], Entries, bool]:
+        """Streams of the entries whose magnitude is at least so much.
+
+        Returns:
+            streams, which entries they have, and whether all had room.
+        """
+        keep_RD = ~(magnitudes_RD < least)  # NaN travels
         rooms = [self.room(n) for n in counts]
         in_row_R = keep_RD.sum(1)
         totals = _per_rank(in_row_R, counts).tolist()
-        if any(total > room for total, room in zip(totals, rooms, strict=True)):
-            self._cut(rows_RD, keep_RD, counts, rooms, totals)
+        fits = all(total <= room for total, room in zip(totals, rooms, strict=True))
+        if not fits:
+            self._cut(magnitudes_RD, keep_RD, counts, rooms, totals)
             in_row_R = keep_RD.sum(1)
-            if training:
-                self.threshold.expire()
         at_E = _in_rooms(keep_RD, in_row_R, counts, rooms)
         entries = Entries(at_E)
-        streams, _ = self._values.encode(entries.take(rows_RD)[:, None], rooms, training)
+        streams, _ = self._values.encode(entries.take(rows_RD)[:, None], rooms, True)
         if self._indexed:
             streams += [
                 as_bytes(in_row_R.to(self._index_dtype)),
@@ -80,7 +96,7 @@ class LargestEntries(Codec):
             ]
         else:
             streams.append(_to_bits(keep_RD))
-        return streams, entries
+        return streams, entries, fits
 
     def decode(
         self,
@@ -89,6 +105,14 @@ class LargestEntries(Codec):
         out_RD: torch.Tensor,
         entries: Entries | None = None,
     ) -> Entries | None:
+        entries, values_E = self.decode_those(streams, counts)
+        entries.put(values_E, out_RD)
+        return entries
+
+    def decode_those(
+        self, streams: Sequence[torch.Tensor], counts: Sequence[int]
+    ) -> tuple[Entries, torch.Tensor]:
+        """Which entries of the rows there are, and their values."""
         rooms = [self.room(n) for n in counts]
         of_values = len(self._values.sizes(rooms))
         if self._indexed:
@@ -99,15 +123,13 @@ class LargestEntries(Codec):
         else:
             keep_RD = _from_bits(streams[of_values], self._dim)
             at_E = _in_rooms(keep_RD, keep_RD.sum(1), counts, rooms)
-        values_E1 = out_RD.new_empty(sum(rooms), 1)
+        values_E1 = torch.empty(sum(rooms), 1, device=at_E.device)
         self._values.decode(streams[:of_values], rooms, values_E1)
-        entries = Entries(at_E)
-        entries.put(values_E1.view(-1), out_RD)
-        return entries
+        return Entries(at_E), values_E1.view(-1)
 
     def _cut(
         self,
-        rows_RD: torch.Tensor,
+        magnitudes_RD: torch.Tensor,
         keep_RD: torch.Tensor,
         counts: Sequence[int],
         rooms: Sequence[int],
@@ -117,8 +139,8 @@ class LargestEntries(Codec):
         starts = accumulate(counts, initial=0)
         for start, count, room, total in zip(starts, counts, rooms, totals, strict=False):
             if total > room:
-                magnitudes = rows_RD[start : start + count].abs().view(-1)
-                magnitudes = magnitudes.nan_to_num_(nan=torch.inf)
+                magnitudes = magnitudes_RD[start : start + count].reshape(-1)
+                magnitudes = magnitudes.nan_to_num(nan=torch.inf)
                 largest = magnitudes.topk(room, sorted=False).indices
                 keep = torch.zeros_like(magnitudes, dtype=torch.bool)
                 keep_RD[start : start + count] = keep.index_fill_(0, largest, True).view(
