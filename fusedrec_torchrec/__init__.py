@@ -1,6 +1,8 @@
 """Fused, deduplicated embedding sharding as a plugin for TorchRec."""
 
 from fusedrec_torchrec.checkpoint import LoadReport, SaveError, load_checkpoint, save_checkpoint
+from fusedrec_torchrec.compression.gradients import ThresholdedDataParallel
+from fusedrec_torchrec.compression.options import ThresholdOptions
 from fusedrec_torchrec.exchange.codecs import CodecOptions, Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid import GridModelParallel, GridOptions
@@ -39,6 +41,8 @@ __all__ = [
     "LostRankError",
     "MomentumScaledRowWiseAdagrad",
     "SaveError",
+    "ThresholdOptions",
+    "ThresholdedDataParallel",
     "fused_row_wise",
     "fused_sharders",
     "load_checkpoint",

@@ -29,6 +29,7 @@ from fusedrec_torchrec.checkpoint.table_state import (
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.verify import verify_together
+from fusedrec_torchrec.compression.state import load_compression_state
 from fusedrec_torchrec.together import raise_together
 
 __all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
@@ -36,6 +37,7 @@ __all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
 log = logging.getLogger(__name__)
 WEIGHTS = "model"
 OPTIMIZER = "optimizer"
+COMPRESSION = "compression"
 
 
 @dataclass
@@ -66,7 +68,8 @@ def load_checkpoint(
     Args:
         path: folder of the checkpoint.
         model: to load into.
-        optimizer: to load into; None loads weights only.
+        optimizer: to load into, and with it what compression keeps from step to step; None loads
+            weights only.
         verify: whether to compare checksums before anything is loaded.
         leave: what the names begin with that are not loaded.
 
@@ -87,9 +90,13 @@ def load_checkpoint(
         check_hashing(read_manifest(path), model, state[WEIGHTS], path, WEIGHTS)
         work.extend(_Load(CheckpointReader(path), report, leave).fill(state))
 
+    compression: list[dict[str, torch.Tensor]] = []
+
     def read() -> None:
         for each in work:
             each()
+        if optimizer is not None:
+            compression.extend(_compression_states(CheckpointReader(path)))
 
     # All ranks must find that it fits before one of them changes a number.
     for phase in (check, read):
@@ -97,9 +104,21 @@ def load_checkpoint(
     model.load_state_dict(state[WEIGHTS])
     if optimizer is not None:
         optimizer.load_state_dict(state[OPTIMIZER])
+        load_compression_state(model, compression)
     for line in report.converted:
         log.info("%s: %s", path, line)
     return report
+
+
+def _compression_states(reader: CheckpointReader) -> list[dict[str, torch.Tensor]]:
+    """What compression kept on each of the ranks that wrote the checkpoint."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for name in reader.tensors:
+        prefix, _, rest = name.partition(".")
+        if prefix == COMPRESSION:
+            rank, _, key = rest.partition(".")
+            found.setdefault(int(rank), {})[key] = reader.whole(name)
+    return [found[rank] for rank in sorted(found)]
 
 
 def _problem_of(function: Callable[[], None]) -> str | None:

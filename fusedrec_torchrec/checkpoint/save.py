@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.optim.keyed import KeyedOptimizer
 
-from fusedrec_torchrec.checkpoint.load import OPTIMIZER, WEIGHTS
+from fusedrec_torchrec.checkpoint.load import COMPRESSION, OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
+from fusedrec_torchrec.compression.state import compression_state
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, write_plan
 from fusedrec_torchrec.together import of_all_ranks, raise_together
@@ -133,6 +134,9 @@ def write_checkpoint(
     state: dict[str, Any] = {WEIGHTS: model.state_dict()}
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
+    compression = compression_state(model)
+    if compression:  # each rank has its own
+        state[COMPRESSION] = {str(dist.get_rank()): compression}
     manifest = describe(model, state[WEIGHTS], step, WEIGHTS)
     for of_rank in of_all_ranks(manifest.tables, process_group):  # whole tables are on their owners
         manifest.tables.update(of_rank)

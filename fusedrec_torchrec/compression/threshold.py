@@ -5,7 +5,7 @@ at least tau.  To find the k-th largest of all entries in every step would cost 
 tau hardly changes from step to step, so it is found anew every so many steps only, from a sample.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -58,9 +58,21 @@ class Threshold:
         """Makes the next step renew it."""
         self._age = self.every
 
-    def state(self) -> dict[str, Any]:
-        return {"tau": None if self._tau is None else float(self._tau), "age": self._age}
+    @property
+    def tau(self) -> torch.Tensor | None:
+        """0-dim; None before the first step."""
+        return self._tau
 
-    def load(self, state: dict[str, Any]) -> None:
-        self._tau = None if state["tau"] is None else torch.tensor(state["tau"])
-        self._age = int(state["age"])
+    def state(self) -> torch.Tensor:
+        """tau, or NaN if there is none yet, and the steps since it was renewed."""
+        tau = torch.tensor(torch.nan) if self._tau is None else self._tau.cpu()
+        return torch.stack([tau.double(), torch.tensor(float(self._age)).double()])
+
+    def load(self, states: Sequence[torch.Tensor]) -> None:
+        """Takes over a state; of several ranks', the mean tau and the oldest; of none, no tau."""
+        if not states:
+            self._tau, self._age = None, 0
+            return
+        tau, age = torch.stack(list(states)).nanmean(0)[0], max(float(s[1]) for s in states)
+        self._tau = None if bool(tau.isnan()) else tau.float()
+        self._age = int(age)

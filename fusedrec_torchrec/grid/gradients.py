@@ -6,6 +6,7 @@ travel in the same way (``hot.sync``): sent in backward, awaited before the next
 rows or by an all-reduce over all rows, whatever is fewer bytes.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions
 from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.replica import Replica, Settings
@@ -21,6 +23,8 @@ from fusedrec_torchrec.hot.sync import GradientSync
 from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["SharedUpdates"]
+
+logger = logging.getLogger(__name__)
 
 
 class WholeTable(Replica):
@@ -70,16 +74,21 @@ class SharedUpdates:
         pg: the replicas of this rank's shards.
         kernels: the buckets' tables on this rank.
         duplicates: whether a row may come more than once in a lookup.
+        codec: how gradients travel; None if as they are.
     """
 
     def __init__(
-        self, pg: dist.ProcessGroup, kernels: Sequence[BucketKernel], duplicates: bool
+        self,
+        pg: dist.ProcessGroup,
+        kernels: Sequence[BucketKernel],
+        duplicates: bool,
+        codec: CodecOptions | None = None,
     ) -> None:
         self._pg = pg
         self._kernels = kernels
         self._duplicates = duplicates
         self._replicas = [WholeTable(kernel) for kernel in kernels]
-        self._sync = GradientSync(pg, self._replicas, stage="2D sync")
+        self._sync = GradientSync(pg, self._replicas, stage="2D sync", codec=codec)
         device = self._replicas[0].tensors[0].device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for kernel in kernels:
@@ -88,6 +97,32 @@ class SharedUpdates:
     def finish(self) -> None:
         """Updates the tables with the last step's gradients; without a word to others."""
         self._sync.finish()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Of this rank's codecs: thresholds, and what is left of the gradients of its shards."""
+        coded = self._sync.coded
+        if coded is None:
+            return {}
+        self.finish()
+        return coded.thresholds() | {f"{k}.left": left for k, left in enumerate(coded.left)}
+
+    def load(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Takes over the state of one rank; of other shards, thresholds only."""
+        coded = self._sync.coded
+        if coded is None:
+            return
+        coded.load_thresholds(states)
+        for k, left in enumerate(coded.left):
+            found = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
+            if len(states) == 1 and found and found[0].shape == left.shape:
+                left.copy_(found[0])
+            else:
+                left.zero_()
+                if found:
+                    logger.warning(
+                        "what codecs had left of gradients between groups is lost: the tables are "
+                        "sharded in another way than in the checkpoint"
+                    )
 
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """[rows, columns] of each bucket."""

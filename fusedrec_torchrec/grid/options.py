@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions
+
 __all__ = ["GridOptions"]
 
 
@@ -24,6 +26,9 @@ class GridOptions:
         overlap: of ``weights``.  ``none``: ``sync`` returns when it is done.  ``until_lookup``:
             rows travel until the tables are used again.  ``one_step``: they travel during the
             whole next step; its updates are kept, on top of an average that is one step old.
+        codec: of ``gradients``: how they travel between groups; what a codec takes from them is
+            kept, in memory of the size of the tables, and added to the row's next gradient.  None:
+            as they are.
         layout: ``replicas_adjacent``: the replicas of a shard are on consecutive ranks, which
             should be on one host; ``groups_adjacent``: the ranks of a group are.
     """
@@ -36,6 +41,7 @@ class GridOptions:
     rows: Literal["touched", "all"] = "touched"
     sync_optimizer_state: bool = True
     overlap: Literal["none", "until_lookup", "one_step"] = "none"
+    codec: CodecOptions | None = None
     layout: Literal["replicas_adjacent", "groups_adjacent"] = "replicas_adjacent"
 
     def __post_init__(self) -> None:
@@ -56,6 +62,11 @@ class GridOptions:
                 )
         if self.rows == "all" and self.overlap == "one_step":
             raise ValueError("overlap is 'one_step' with rows 'all', must be with rows 'touched'")
+        if self.sync == "weights" and self.codec is not None:
+            raise ValueError(
+                f"codec is {self.codec.type} with sync 'weights', must be with sync 'gradients': "
+                "there is nothing to add what is left of a row to"
+            )
         if self.sync == "gradients":
             given = {
                 "sync_every": self.sync_every != 1,

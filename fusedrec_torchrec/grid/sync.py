@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions
 from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.grid.average import Average, Syncs
 from fusedrec_torchrec.grid.gradients import SharedUpdates
@@ -21,7 +22,7 @@ __all__ = ["Replicas", "replicas_of"]
 def replicas_of(model: nn.Module, groups: Groups, options: GridOptions) -> "Replicas":
     """The sync that a user has chosen, of all tables of a model."""
     if options.sync == "gradients":
-        return SharedGradients(model, groups)
+        return SharedGradients(model, groups, options.codec)
     return AveragedWeights(model, groups, options)
 
 
@@ -57,7 +58,7 @@ class Replicas:
 class SharedGradients(Replicas):
     """Replicas that are equal at all times: updates are made with the gradients of all groups."""
 
-    def __init__(self, model: nn.Module, groups: Groups) -> None:
+    def __init__(self, model: nn.Module, groups: Groups, codec: CodecOptions | None = None) -> None:
         self._updates = []
         for lookup in lookups_of(model):
             if not isinstance(lookup, FusedLookup):
@@ -65,7 +66,7 @@ class SharedGradients(Replicas):
             for kernel in lookup.kernels:
                 check_replicable(kernel, "sync is 'gradients'")
             duplicates = groups.sharding_pg.size() > 1
-            updates = SharedUpdates(groups.replica_pg, lookup.kernels, duplicates)
+            updates = SharedUpdates(groups.replica_pg, lookup.kernels, duplicates, codec)
             lookup.shared = updates
             self._updates.append(updates)
         tables = [TableRows(table, 0, True) for table in fbgemm_tables(model)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 
 __all__ = ["AdaptOptions", "HotOptions", "HotRule"]
@@ -97,6 +98,8 @@ class HotOptions:
         hot_batches: whether batches may come that have hot rows only.  All ranks then agree before
             each exchange whether they need it, at the cost of a small all-gather.
         adapt: how the hot set follows the data; None if it stays.
+        codec: how gradients of hot rows travel; what a codec takes from them is kept and added to
+            the row's next gradient.  None: as they are.
         cost: what the cost model assumes, for a rule that asks it.
     """
 
@@ -109,6 +112,7 @@ class HotOptions:
     sync_every: int = 1
     hot_batches: bool = False
     adapt: AdaptOptions | None = None
+    codec: CodecOptions | None = None
     cost: CostOptions = field(default_factory=CostOptions)
 
     def __post_init__(self) -> None:
@@ -116,5 +120,10 @@ class HotOptions:
             raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
         if self.rule is not None and self.rule.ids is not None:
             raise ValueError("rule.ids must be given table by table, in tables")
+        if self.codec is not None and not self.codec.is_exact and self.adapt is not None:
+            raise ValueError(
+                f"codec is {self.codec.type} with adapt, must be without: what is left of the "
+                "gradients of a row would be lost when it is no longer hot"
+            )
         if self.rule is not None and self.hot_set is not None:
             raise ValueError("rule and hot_set are both given, must be one of them")

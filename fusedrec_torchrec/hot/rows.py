@@ -70,7 +70,7 @@ class HotRows:
         ]
         self._adaptation = None if options.adapt is None else Adaptation(pg, layout, options.adapt)
         self.used = Used()
-        self._sync = GradientSync(pg, self._replicas, options.sync_every)
+        self._sync = GradientSync(pg, self._replicas, options.sync_every, codec=options.codec)
         self._current = index
         self._coming: deque[HotIndex] = deque()
         self._loads = 0
@@ -176,6 +176,52 @@ class HotRows:
     def _write_homes(self) -> None:
         for k, home in enumerate(self._homes):
             home.write(self._sync.reconciled(k))
+
+    # ------------------------------------------------------------ what codecs have left
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Of this rank's codecs: thresholds, and by table what is left of gradients."""
+        coded = self._sync.coded
+        if coded is None:
+            return {}
+        self._sync.finish()
+        found = coded.thresholds()
+        for table, (k, ids, slots) in self._slots_of_tables().items():
+            found |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, slots)}
+        return found
+
+    def load(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Takes over the state of one rank, or shares those of others."""
+        coded = self._sync.coded
+        if coded is None:
+            return
+        coded.load_thresholds(states)
+        share = 1 if len(states) == 1 else self._pg.size()
+        for left in coded.left:
+            left.zero_()
+        for table, (k, ids, slots) in self._slots_of_tables().items():
+            for state in states:
+                if f"{table}.ids" not in state:
+                    continue
+                before = state[f"{table}.ids"]
+                at = torch.searchsorted(before, ids).clamp(max=max(len(before) - 1, 0))
+                known = (before[at] == ids).nonzero().flatten()
+                rows = state[f"{table}.left"].index_select(0, at[known]) / share
+                coded.left[k].index_add_(0, slots[known], rows.to(coded.left[k].device))
+
+    def _slots_of_tables(self) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
+        """By table: its bucket, ids of hot rows in ascending order, and their slots."""
+        layout, found = self._layout, {}
+        keys = torch.cat(self._current.home_keys)
+        ids_of = layout.rows_of(keys[keys != EMPTY])
+        for k, bucket in enumerate(layout.buckets):
+            sorted_keys, slots = self._current.home_keys[k].sort()
+            for t in range(bucket.first_table, bucket.end_table):
+                ids = ids_of.get(layout.tables[t].name)
+                if ids is not None:
+                    at = torch.searchsorted(sorted_keys, layout.keys_of(t, ids))
+                    found[layout.tables[t].name] = k, ids, slots[at].to(layout.device)
+        return found
 
     # ------------------------------------------------------------ another hot set
 

@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.exchange.buffers import Buffers
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions
 from fusedrec_torchrec.exchange.transfer import to_device
+from fusedrec_torchrec.hot.coded import coded_gradients
 from fusedrec_torchrec.hot.replica import Replica, Settings
 from fusedrec_torchrec.lost_rank import wait, waiting
 
@@ -59,6 +61,7 @@ class GradientSync:
         replicas: of each bucket.
         every: steps from one sync to the next.
         stage: what the sync is called in errors.
+        codec: how gradients travel; None if as they are.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class GradientSync:
         replicas: Sequence[Replica],
         every: int = 1,
         stage: str = "hot sync",
+        codec: CodecOptions | None = None,
     ) -> None:
         self._pg = pg
         self._stage = stage
         self._replicas = replicas
         self._dims = [replica.dim for replica in replicas]
         self._every = every
+        self.coded = coded_gradients(codec, replicas)
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
         self._sums = [_Sums(replica) for replica in replicas] if every > 1 else []
@@ -175,7 +180,8 @@ class GradientSync:
         all_slots = sum(replica.capacity * (replica.dim + 1) * 4 for replica in self._replicas)
         clips = any(replica.clips for replica in self._replicas)  # each rank's, not the sum
         # A message to every other rank, or all slots but an own share, to sum up and to spread.
-        if clips or (ranks - 1) * message <= 2 * all_slots * (ranks - 1) / ranks:
+        fewer = (ranks - 1) * message <= 2 * all_slots * (ranks - 1) / ranks
+        if self.coded is not None or clips or fewer:
             self._in_flight = self._send_sparse(slots, gradients, counts, all_to_all)
         else:
             self._in_flight = self._send_dense(slots, gradients)
@@ -191,18 +197,23 @@ class GradientSync:
         all_to_all: bool,
     ) -> _InFlight:
         rank, ranks, dtype = self._pg.rank(), self._pg.size(), gradients[0].dtype
-        sizes = [
-            sum(n * (dim * dtype.itemsize // 4 + 1) for n, dim in zip(row, self._dims, strict=True))
-            for row in counts
-        ]
+        if self.coded is not None:
+            sizes = [self.coded.words(row) for row in counts]
+        else:
+            words = [dim * dtype.itemsize // 4 + 1 for dim in self._dims]
+            sizes = [sum(n * word for n, word in zip(row, words, strict=True)) for row in counts]
         buffer = self._buffers.take("hot messages", (sum(sizes),), torch.int32, gradients[0].device)
         # The messages of the others stand together, behind the own one or, of two, before it.
         places = [*range(ranks)] if ranks == 2 else [rank, *(r for r in range(ranks) if r != rank)]
         pieces = buffer.split([sizes[r] for r in places])
         messages = [pieces[places.index(r)] for r in range(ranks)]
         others = buffer[: sizes[0]] if (rank, ranks) == (1, 2) else buffer[sizes[rank] :]
-        parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
-        torch.cat([*slots, *parts] if _slots_first(rank) else [*parts, *slots], out=messages[rank])
+        if self.coded is not None:
+            torch.cat(self.coded.pack(slots, gradients), out=messages[rank])
+        else:
+            parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
+            in_order = [*slots, *parts] if _slots_first(rank) else [*parts, *slots]
+            torch.cat(in_order, out=messages[rank])
         sent = messages[rank]
         if not all_to_all:
             works = self._point_to_point(messages)
@@ -239,6 +250,18 @@ class GradientSync:
     def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Slots and gradients of each bucket, rank after rank."""
         assert arrived.counts is not None
+        if self.coded is not None:
+            found = [
+                self.coded.unpack(message, row)
+                for message, row in zip(arrived.messages, arrived.counts, strict=True)
+            ]
+            return [
+                (
+                    torch.cat([slots[k] for slots, _ in found]),
+                    torch.cat([rows[k] for _, rows in found]).to(arrived.dtype),
+                )
+                for k in range(len(self._dims))
+            ]
         buckets, messages = len(self._dims), arrived.messages
         words = [dim * arrived.dtype.itemsize // 4 for dim in self._dims]
         slots, rows = [], []

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +26,10 @@ from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
+
+if TYPE_CHECKING:
+    from fusedrec_torchrec.grid.gradients import SharedUpdates
+    from fusedrec_torchrec.hot.rows import HotRows
 
 __all__ = ["FusedPart", "KnownNames", "fused_parts"]
 
@@ -90,7 +94,8 @@ class FusedPart:
         sharding = shardings[FUSED]
         assert isinstance(sharding, FusedEmbeddingSharding)
         sharding.options = options
-        sharding.replicate(_hot_rules(plan, hot), hot, _lookup_of(lookups[self.index]))
+        self._lookup = _lookup_of(lookups[self.index])
+        sharding.replicate(_hot_rules(plan, hot), hot, self._lookup)
         self.hot = sharding.hot
         self.layout = sharding.layout
         self.wires = sharding.wires
@@ -111,6 +116,11 @@ class FusedPart:
     def hashed_tables(self) -> list[str]:
         """Names of tables whose ids are raw values."""
         return [table.name for table in self.layout.tables if self.options.hashes(table.name)]
+
+    def synced_gradients(self) -> list[tuple[str, "HotRows | SharedUpdates"]]:
+        """What sends gradients of rows to other ranks that have them, by its name."""
+        found = [("hot", self.hot), ("grid", self._lookup.shared)]
+        return [(name, each) for name, each in found if each is not None]
 
     def hot_ids(self) -> dict[str, torch.Tensor]:
         """Ids of the hot rows by table."""

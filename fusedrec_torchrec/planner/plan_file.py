@@ -28,6 +28,7 @@ from torchrec.distributed.types import (
 
 from fusedrec_torchrec.config import from_mapping, load_yaml, section, to_mapping
 from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
@@ -55,6 +56,7 @@ NOT_WRITTEN = (
     *("cache_params", "enforce_hbm", "stochastic_rounding"),
     *("bounds_check_mode", "output_dtype", "key_value_params"),
 )
+RowCodec = Literal["fp32", "fp16", "bf16", "int8"]
 RUN = re.compile(r"(\d+)(?: x (\d+))?")
 
 
@@ -102,7 +104,7 @@ class PlanFile:
     """File of the hot rows, relative to this one."""
     hot_digest: str | None = None
     """Of the hot rows, so that a file of others is refused."""
-    codecs: list[str] = Field(default=["fp32", "fp32"])
+    codecs: list[RowCodec] = Field(default=["fp32", "fp32"], min_length=2, max_length=2)
     """Of rows and of gradients on the wire."""
     expected: dict[str, float] = Field(default={})
     """What the cost model expects."""
@@ -124,14 +126,15 @@ class PlanFile:
                 f"{source} is a plan for {self.ranks} ranks, here are {ranks}: plan again with "
                 f"`fusedrec plan --ranks {ranks}`, or launch {self.ranks}"
             )
-        if self.codecs != ["fp32", "fp32"]:
-            raise ValueError(
-                f"{source} has codecs {self.codecs}, must be fp32: fused tables have no lossy "
-                "codecs yet; plan again without search.codecs"
-            )
 
     def exchange_options(self, base: ExchangeOptions) -> ExchangeOptions:
-        return base if self.input_dist is None else replace(base, input_dist=self.input_dist)
+        """The settings of the exchange, with what the plan says and they do not."""
+        if self.input_dist is not None:
+            base = replace(base, input_dist=self.input_dist)
+        if base.codecs is None and self.codecs != ["fp32", "fp32"]:
+            forward, backward = (CodecOptions(type=each) for each in self.codecs)
+            base = replace(base, codecs=Codecs(forward=forward, backward=backward))
+        return base
 
     def hot_options(self, base: HotOptions) -> HotOptions:
         return replace(base, sync_every=self.hot_sync_every) if self.hot_file else base

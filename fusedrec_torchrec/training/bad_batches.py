@@ -23,6 +23,7 @@ from torch import nn
 from torchrec.datasets.utils import Batch
 from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
+from fusedrec_torchrec.compression.gradients import GradientThresholds
 from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
 from fusedrec_torchrec.lost_rank import wait
 from fusedrec_torchrec.together import of_all_ranks
@@ -205,11 +206,18 @@ class GuardedOptimizer(OptimizerWrapper):
     Args:
         optimizer: of all parameters.
         bad_batches: that know.
+        thresholds: of the dense part's gradients, if it has them.
     """
 
-    def __init__(self, optimizer: KeyedOptimizer, bad_batches: BadBatches) -> None:
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        bad_batches: BadBatches,
+        thresholds: GradientThresholds | None = None,
+    ) -> None:
         super().__init__(optimizer)
         self._bad_batches = bad_batches
+        self._thresholds = thresholds
         # TorchRec makes the dictionary of all parameters anew whenever it is asked for.
         self._parameters = [p for p in self.params.values() if isinstance(p, nn.Parameter)]
 
@@ -217,4 +225,6 @@ class GuardedOptimizer(OptimizerWrapper):
         if not self._bad_batches.may_update(self._parameters):
             for parameter in self._parameters:
                 parameter.grad = None
+            if self._thresholds is not None:
+                self._thresholds.undo()
         super().step(closure)

@@ -1,11 +1,13 @@
 """What one training run is: the tree behind ``configs/*.yaml`` and ``fusedrec train``."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from fusedrec_torchrec.compression.options import ThresholdOptions
 from fusedrec_torchrec.config import section
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.options import GridOptions
@@ -179,6 +181,8 @@ class ShardingConfig:
     grid: GridOptions | None = None
     """2D parallelism: tables are sharded over groups of ranks, which are replicas of each other;
     none is one group of all ranks."""
+    dense_gradients: ThresholdOptions | None = None
+    """Only the largest entries of the dense part's gradients travel; none sends all of them."""
 
 
 @section
@@ -352,7 +356,10 @@ class TrainConfig:
             raise ValueError("tables must be left out: Criteo data brings its own")
         if self.plan is not None:
             for name in ("type", "tables", "hot", "grid"):
-                if getattr(self.sharding, name) != getattr(ShardingConfig(), name):
+                given = getattr(self.sharding, name)
+                if name == "hot":
+                    given = replace(given, codec=None)  # which plans do not have
+                if given != getattr(ShardingConfig(), name):
                     raise ValueError(
                         f"sharding.{name} and plan are both set: the plan says how tables are "
                         "sharded; leave out one of them"

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.compression.gradients import thresholds_of
 from fusedrec_torchrec.config import to_mapping, to_yaml
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
@@ -87,7 +88,7 @@ class Training:
         self._bad_batches = BadBatches(config.bad_batches, timeout)
         if config.bad_batches.gradients:
             self._bad_batches.guard(unsharded.model.sparse_arch)
-        guarded = GuardedOptimizer(self.optimizer, self._bad_batches)
+        guarded = GuardedOptimizer(self.optimizer, self._bad_batches, thresholds_of(self.model))
         self._pipeline = TrainPipelineSparseDist(self.model, guarded, device)
         self._sums = ClickSums(device)
         self.step = 0

@@ -14,6 +14,7 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from fusedrec_torchrec.compression.gradients import ThresholdedDataParallel
 from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.samples import Source
@@ -144,8 +145,12 @@ def shard_model(
         local = min(get_local_size(), grid.sharding_group_size if grid else get_local_size())
         file, hot_set = plan_file_of(plan, dist.get_world_size(), local, device.type, settings)
     sharded: DistributedModelParallel
+    thresholds = config.sharding.dense_gradients
+    wrapper = None if thresholds is None else ThresholdedDataParallel(thresholds)
     if grid is not None:
-        sharded = GridModelParallel(model, grid, device, plan, sharders)
+        sharded = GridModelParallel(
+            model, grid, device, plan, sharders, data_parallel_wrapper=wrapper
+        )
     else:
         sharded = DistributedModelParallel(
             model,
@@ -153,6 +158,7 @@ def shard_model(
             plan=plan,
             sharders=sharders,
             device=device,
+            data_parallel_wrapper=wrapper,
         )
     initialize_tables(sharded, config.seed)
     return sharded, (file, hot_set)

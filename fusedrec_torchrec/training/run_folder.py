@@ -31,6 +31,8 @@ FREE_TO_CHANGE = {
     *("data.workers", "data.criteo", "data.eval_batch_size"),
     *("sharding.type", "sharding.tables", "sharding.exchange.input_dist"),
     *("sharding.exchange.extra_features", "sharding.exchange.capacity_slack"),
+    *("sharding.exchange.codecs", "sharding.exchange.table_codecs"),
+    *("sharding.dense_gradients", "sharding.hot.codec"),
     *("optimizer.embedding.learning_rate", "optimizer.embedding.eps"),
     *("optimizer.dense.learning_rate", "optimizer.schedule"),
 }

@@ -163,7 +163,7 @@ def only_the_largest(case: Case, density: float, values: Any) -> None:
     table, weight = case.tables[0], initial_weight(case, 0)
     codec = fused.wires[0].codecs[0]
     assert isinstance(codec, LargestEntries)
-    own = torch.tensor([codec.threshold.state()["tau"]])
+    own = codec.threshold.state()[:1].float()
     taus = [torch.empty(1) for _ in range(world)]
     dist.all_gather(taus, own)
     owner = torch.arange(table.rows) // -(-table.rows // world)

@@ -205,8 +205,19 @@ def test_a_plan_for_another_cluster(tmp_path: Path) -> None:
         file.check(8, "cpu", "plan.yaml")
     with pytest.raises(ValueError, match="is a plan for cpu, here is cuda"):
         file.check(2, "cuda", "plan.yaml")
-    with pytest.raises(ValueError, match=r"has codecs .'bf16', 'fp32'., must be fp32"):
-        replace(file, codecs=["bf16", "fp32"]).check(2, "cpu", "plan.yaml")
+
+
+def test_codecs_of_a_plan(tmp_path: Path) -> None:
+    file, _ = read_plan(written(tmp_path, GOOD))
+    assert file.exchange_options(fr.ExchangeOptions()).codecs is None
+    lossy = replace(file, codecs=["int8", "bf16"])
+    codecs = lossy.exchange_options(fr.ExchangeOptions()).codecs
+    assert codecs is not None
+    assert (codecs.forward.type, codecs.backward.type) == ("int8", "bf16")
+    given = fr.ExchangeOptions(codecs=fr.Codecs())
+    assert lossy.exchange_options(given).codecs == given.codecs
+    with pytest.raises(ValueError, match=r"codecs.0 is 'fp8'"):
+        read_plan(written(tmp_path, GOOD + "codecs: [fp8, fp32]\n"))
 
 
 def test_other_hot_rows_than_planned(tmp_path: Path) -> None:

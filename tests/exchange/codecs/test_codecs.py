@@ -20,6 +20,11 @@ def codec_of(dim: int, **given: Any) -> Codec:
     return build(CodecOptions(**given), dim, CPU)
 
 
+def tau_of(codec: LargestEntries) -> float:
+    assert codec.threshold.tau is not None
+    return float(codec.threshold.tau)
+
+
 def there_and_back(
     codec: Codec, rows: torch.Tensor, counts: list[int]
 ) -> tuple[torch.Tensor, Entries | None, Entries | None]:
@@ -149,11 +154,11 @@ def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
     assert isinstance(codec, LargestEntries)
     rows = rows_of(200, 16, 0, 0.0)
     there_and_back(codec, rows, [100, 100])
-    first = codec.threshold.state()["tau"]
+    first = tau_of(codec)
     there_and_back(codec, rows * 10, [100, 100])  # does not fit
-    assert codec.threshold.state()["tau"] == first
+    assert tau_of(codec) == first
     there_and_back(codec, rows * 10, [100, 100])
-    assert codec.threshold.state()["tau"] == pytest.approx(10 * first, rel=1e-6)
+    assert tau_of(codec) == pytest.approx(10 * first, rel=1e-6)
 
 
 def test_the_threshold_is_renewed_every_so_many_steps_of_training() -> None:
@@ -164,7 +169,7 @@ def test_the_threshold_is_renewed_every_so_many_steps_of_training() -> None:
     for step in range(7):
         codec.encode(rows / (step + 1), [64], True)
         codec.encode(rows * 0.001, [64], False)  # an evaluation changes nothing
-        taus.append(codec.threshold.state()["tau"])
+        taus.append(tau_of(codec))
     assert taus[0] == taus[1] == taus[2]
     assert taus[3] == taus[4] == taus[5] == pytest.approx(taus[0] / 4)
     assert taus[6] == pytest.approx(taus[0] / 7)
