@@ -21,7 +21,12 @@ from fusedrec_torchrec.terminal import human_bytes
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- (\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = (DOCS / "performance.md", DOCS / "hot-rows.md", DOCS.parent / "README.md")
+PAGES = (
+    DOCS / "performance.md",
+    DOCS / "hot-rows.md",
+    DOCS / "compression.md",
+    DOCS.parent / "README.md",
+)
 PLOTS = {
     "targets": ("breakdown", "bytes"),
     "links": ("speed_up",),
@@ -210,6 +215,7 @@ TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "phases": report.phases,
     "crossover": report.crossover,
     "memory": report.memory,
+    "codecs": report.codecs,
     "hot_targets": hot_targets,
     "hot_steps": hot_steps,
     "owners": owners,

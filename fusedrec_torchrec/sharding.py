@@ -173,7 +173,7 @@ class FusedEmbeddingSharding(
 def codecs_of(info: EmbeddingShardingInfo) -> Any:
     """Of a table; None if its rows travel as they are."""
     codecs = getattr(info.param_sharding, "codecs", None)
-    if isinstance(codecs, Codecs) and codecs.forward.is_exact and codecs.backward.is_exact:
+    if isinstance(codecs, Codecs) and codecs.are_exact:
         return None
     return codecs
 

@@ -5,7 +5,12 @@ from statistics import mean, median
 from typing import Any
 
 from fusedrec_torchrec.bench.statistics import Ratio, paired_ratio
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, WorkloadConfig, steps_alike
+from fusedrec_torchrec.bench.suite import (
+    CODEC_SYSTEMS,
+    HOT_SYSTEMS,
+    WorkloadConfig,
+    steps_alike,
+)
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -79,7 +84,7 @@ class WorkloadFigures:
     @property
     def best_stock(self) -> SystemFigures | None:
         """The stock system with the shortest step."""
-        ours = (FUSED, *HOT_SYSTEMS)
+        ours = (FUSED, *HOT_SYSTEMS, *CODEC_SYSTEMS)
         stock = [system for name, system in self.systems.items() if name not in ours]
         return min(stock, key=lambda system: system.milliseconds, default=None)
 
@@ -116,11 +121,15 @@ class WorkloadFigures:
     @property
     def row_bytes(self) -> int:
         """Rows and gradients that the fused step sends, all ranks."""
+        return self.row_bytes_of(FUSED)
+
+    def row_bytes_of(self, system: str) -> int:
+        """Rows and gradients that a system of ours sends in a step, all ranks."""
         return sum(
             c["bytes_sent"]
-            for rank in self.measured["wire"][FUSED]
+            for rank in self.measured["wire"][system]
             for c in rank
-            if c["dtype"].startswith("float")
+            if c["dtype"].startswith(("float", "uint8"))  # codecs send bytes
         )
 
     @property

@@ -21,6 +21,10 @@ COLORS: dict[str, str] = {
     "fused_hot_every_8": "lightcoral",
     "fused_hot_batches": "darkred",
     "fused_hot_batches_every_8": "tab:pink",
+    "fused_fp16": "yellowgreen",
+    "fused_bf16": "tab:cyan",
+    "fused_int8": "darkcyan",
+    "fused_dct": "black",
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS
+from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
 from fusedrec_torchrec.terminal import human_bytes, print_table
 
 __all__ = ["Table", "print_report", "tables"]
@@ -33,6 +33,9 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
         yield crossover(with_fused)
     if any(w.imbalance for w in workloads):
         yield hot_rows([w for w in workloads if w.imbalance])
+    coded = [w for w in with_fused if any(name in w.systems for name in CODEC_SYSTEMS)]
+    if coded:
+        yield codecs(coded)
     yield memory(workloads)
 
 
@@ -149,6 +152,28 @@ def hot_rows(workloads: Sequence[WorkloadFigures]) -> Table:
             "hot",
             "most asked owner / mean: row_wise, fused, with hot rows",
         ),
+        rows,
+    )
+
+
+def codecs(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Systems with codecs against the fused step without: bytes, and time."""
+    names = [name for name in CODEC_SYSTEMS if any(name in w.systems for w in workloads)]
+    rows: list[tuple[str, ...]] = []
+    for w in workloads:
+        cells = []
+        for name in names:
+            system = w.systems.get(name)
+            if system is None:
+                cells.append("")
+                continue
+            sent = w.row_bytes_of(name)
+            fewer = w.row_bytes / max(sent, 1)
+            cells.append(f"{human_bytes(sent)}, {fewer:.2f}x fewer; {system.against_fused}")
+        rows.append((w.title, human_bytes(w.row_bytes), *cells))
+    return Table(
+        "codecs: rows and gradients of a step, all ranks; time / fused step (95 % interval)",
+        ("workload", "fp32", *names),
         rows,
     )
 

@@ -7,9 +7,19 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from fusedrec_torchrec.config import from_mapping, section, to_mapping
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
 
-__all__ = ["HOT_SYSTEMS", "SYSTEMS", "SuiteConfig", "SystemName", "WorkloadConfig", "steps_alike"]
+__all__ = [
+    "CODEC_SYSTEMS",
+    "HOT_SYSTEMS",
+    "SYSTEMS",
+    "SuiteConfig",
+    "SystemName",
+    "WorkloadConfig",
+    "steps_alike",
+]
 
+NARROW: tuple[Literal["fp16", "bf16", "int8"], ...] = ("fp16", "bf16", "int8")
 SystemName = Literal[
     "table_wise",
     "row_wise",
@@ -22,9 +32,24 @@ SystemName = Literal[
     "fused_hot_every_8",
     "fused_hot_batches",
     "fused_hot_batches_every_8",
+    "fused_fp16",
+    "fused_bf16",
+    "fused_int8",
+    "fused_dct",
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
+# How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
+CODEC_SYSTEMS: dict[str, Codecs] = {
+    **{
+        f"fused_{kind}": Codecs(forward=CodecOptions(type=kind), backward=CodecOptions(type=kind))
+        for kind in NARROW
+    },
+    "fused_dct": Codecs(
+        forward=CodecOptions(type="dct", density=0.05, values="bf16"),
+        backward=CodecOptions(type="bf16"),
+    ),
+}
 
 
 def steps_alike(system: str) -> int:
@@ -93,10 +118,12 @@ class WorkloadConfig:
 @section
 class SuiteConfig:
     systems: list[SystemName] = Field(
-        default=[name for name in SYSTEMS if name not in HOT_SYSTEMS], min_length=1
+        default=[name for name in SYSTEMS if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS}],
+        min_length=1,
     )
     """What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8 steps, and
-    fused_hot_batches agrees before each exchange whether it is needed; and both."""
+    fused_hot_batches agrees before each exchange whether it is needed; and both.  fused_fp16 and
+    the like have codecs."""
     pairs: int = Field(default=7, ge=5)
     """Rounds; in each, every system runs once, so that ratios are of neighbours in time."""
     steps: int = Field(default=4, ge=1)

@@ -31,8 +31,9 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS
+from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
+from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharders import (
     FusedEmbeddingBagCollectionSharder,
@@ -101,13 +102,14 @@ def build(name: str, workload: Workload) -> System:
 
 def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
     is_ec = workload.config.module == "ec"
-    if name == FUSED or name in HOT_SYSTEMS:
+    if name == FUSED or name in HOT_SYSTEMS or name in CODEC_SYSTEMS:
         fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
         hot = None
         if name in HOT_SYSTEMS:
             assert workload.hot is not None
             hot = workload.hot.options(name)
-        return fused(fused_params=dict(OPTIMIZER), hot=hot)
+        options = ExchangeOptions(codecs=CODEC_SYSTEMS.get(name))
+        return fused(fused_params=dict(OPTIMIZER), options=options, hot=hot)
     stock = EmbeddingCollectionSharder if is_ec else EmbeddingBagCollectionSharder
     return stock(fused_params=dict(OPTIMIZER))
 

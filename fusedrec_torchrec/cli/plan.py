@@ -85,7 +85,7 @@ def _write(path: Path, planning: Planning, decision: Decision) -> None:
     settings: dict[str, Any] = {
         "input_dist": "exact_counts" if decision.exact_counts else "single_shot",
         "hot_sync_every": decision.hot_every,
-        "codecs": list(decision.codecs),
+        "codecs": None if decision.codecs.are_exact else asdict(decision.codecs),
         "grid": None if grid is None else asdict(grid),
         "expected": {
             "step_ms": round(1e3 * decision.seconds, 4),

@@ -199,7 +199,7 @@ class GradientThresholds:
             if each.left is not None:
                 part.add_(each.left.reshape(-1))
         # In units of a parameter's threshold; of zero, zero is enough.
-        magnitudes = torch.full_like(flat, -1.0)
+        magnitudes = torch.zeros_like(flat)
         for part, out, each in zip(
             parts, magnitudes[:size].split([p.numel() for p in parts]), kept, strict=True
         ):
@@ -207,7 +207,7 @@ class GradientThresholds:
             torch.div(part.abs(), tau, out=out)
         codec, lines = layout.codec, layout.lines
         streams, _, fits = codec.encode_those(
-            flat.view(lines, LINE), magnitudes.view(lines, LINE), 1.0, [lines]
+            flat.view(lines, LINE), magnitudes.view(lines, LINE), flat.new_ones(()), [lines]
         )
         if not fits:
             for each in kept:

@@ -52,13 +52,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.exchange.codecs.options import Codecs
+from fusedrec_torchrec.exchange.codecs.wire import bytes_of_row
 from fusedrec_torchrec.exchange.input_dist import COUNTS, GRANULE
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.planner.table_load import NUMBER_BYTES, TableLoad, even_ranges
 from fusedrec_torchrec.sharding_type import FUSED
 
 __all__ = [
-    "CODECS",
     "STOCK",
     "Groups",
     "HotUse",
@@ -71,8 +72,6 @@ __all__ = [
 
 STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
 COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
-# Bytes of a row on the wire, for each column and for the row.
-CODECS = {"fp32": (4, 0), "fp16": (2, 0), "bf16": (2, 0), "int8": (1, 8)}
 STOCK_ID_BYTES, LENGTH_BYTES = 8, 4
 STOCK_SPLIT_BYTES = 24  # of TorchRec's first all-to-all, to each other rank
 SLACK = 0.125
@@ -235,7 +234,7 @@ def fused_step(
     exact_counts: bool = False,
     slack: float = SLACK,
     hot: HotUse | None = None,
-    codecs: tuple[str, str] = ("fp32", "fp32"),
+    codecs: Codecs | None = None,
     on_host: Sequence[bool] | None = None,
 ) -> Step:
     """A step of ``fused_row_wise``.
@@ -249,7 +248,7 @@ def fused_step(
         exact_counts: the input dist's other mode.
         slack: head room of the messages.
         hot: rows that are replicated.
-        codecs: of rows and of gradients.
+        codecs: of rows and of gradients; None if they travel as they are.
         on_host: which tables are in host memory.
     """
     hot_T = np.zeros(len(tables), np.int64) if hot is None else hot.rows_T
@@ -260,10 +259,8 @@ def fused_step(
     table_bytes_T = np.array([float(table.dim * table.element_bytes) for table in tables])
     outputs = sum(batch * t.outputs * t.dim * NUMBER_BYTES for t in tables)
     asked_W = unique_T @ shares_TW  # rows that one requester asks of each owner
-    rows_W, gradients_W = (
-        (unique_T * (each * dims_T + more)) @ shares_TW
-        for each, more in (CODECS[codec] for codec in codecs)
-    )
+    bytes_T2 = np.array([bytes_of_row(codecs or Codecs(), table.dim) for table in tables])
+    rows_W, gradients_W = ((unique_T * bytes_T) @ shares_TW for bytes_T in bytes_T2.T)
     host_T = np.zeros(len(tables), bool) if on_host is None else np.array(on_host, bool)
 
     step = Step(FUSED, len(tables), ranks)

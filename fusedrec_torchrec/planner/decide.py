@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.planner.assign import ALL_RANKS, MANY_STARTS, NoRoomError, Prices, assign
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
@@ -71,7 +72,7 @@ class Decision:
     hot: Hot = field(default_factory=dict)
     hot_every: int = 1
     exact_counts: bool = False
-    codecs: tuple[str, str] = ("fp32", "fp32")
+    codecs: Codecs = field(default_factory=Codecs)
 
     @property
     def ranks(self) -> int:
@@ -217,7 +218,7 @@ def again(
         ranges=None,
         hot={},
         exact_counts=search.input_dist == "exact_counts",
-        codecs=("fp32", "fp32"),
+        codecs=Codecs(),
     )
     return _finish(plain, search)
 
@@ -481,5 +482,5 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
 
 
 def _better_codecs(exact: Decision, search: SearchConfig) -> Decision:
-    options = [replace(exact, codecs=(codec, codec)) for codec in search.codecs]
+    options = [replace(exact, codecs=codecs) for codecs in search.allowed_codecs()]
     return min([exact, *options], key=lambda decision: decision.seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.planner.assign import Prices
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost import STOCK, Part, Step
@@ -21,6 +22,7 @@ MOST_TABLES = 60  # that are shown
 MOST_RANKS = 16
 BAR = 24
 WORTH_TELLING = 0.01
+CODED = ("rows", "gradients")  # parts of a step that codecs are about
 MORE_HOT_MB = (64, 256, 1024)
 COLUMNS = {FUSED: "fused", "table_wise": "table", "row_wise": "row", "column_wise": "column"}
 
@@ -81,6 +83,8 @@ class Explanation:
         if decision.hot:
             without = replace(search, hot=replace(search.hot, memory=0.0))
             found["without hot rows"] = again(decision, without)
+        if not decision.codecs.are_exact:
+            found["rows and gradients as fp32"] = again(decision, replace(search, codecs=[]))
         if decision.ranges is not None:
             found["with even row ranges"] = again(decision, replace(search, row_ranges="even"))
         if decision.groups.number > 1:
@@ -117,6 +121,21 @@ class Explanation:
         return np.sum(
             [part.seconds_W(cluster, step.rates(cluster)) for step, part, _ in self.parts()], axis=0
         )
+
+    def codecs(self) -> str:
+        """How rows and gradients of fused tables travel, and what that saves."""
+        decision = self.decision
+        if FUSED not in decision.systems:
+            return "none, no table is fused"
+        chosen, exact = (
+            sum(part.bytes_sent for s in each.steps for part in s.parts if part.name in CODED)
+            for each in (decision, replace(decision, codecs=Codecs()))
+        )
+        text = f"{decision.codecs}: a rank sends {human_bytes(chosen / decision.ranks)} of them"
+        if decision.codecs.are_exact:
+            return text
+        before = human_bytes(exact / decision.ranks)
+        return f"{text} in a step, {before} as fp32, {exact / max(chosen, 1e-30):.1f} x fewer"
 
     def limit(self) -> str:
         """What the step spends most of its time on."""
@@ -199,6 +218,7 @@ def print_explanation(explanation: Explanation) -> None:
     _print_alternatives(explanation)
     _print_breakdown(explanation)
     _print_ranks(explanation)
+    print(f"codecs: {explanation.codecs()}")
     print(f"what limits: {explanation.limit()}")
     advice = explanation.advice()
     for each in advice:

@@ -92,6 +92,7 @@ def report(explanation: Explanation) -> str:
         f"<h1>Plan for {html.escape(cluster.name)}</h1>"
         f'<div class="note">{len(decision.tables)} tables, {decision.batch} samples a rank</div>'
         f'<div class="cards">{body}</div>'
+        f"<p>Codecs: {html.escape(explanation.codecs())}.</p>"
         f"<p>What limits: {html.escape(explanation.limit())}.</p>"
         + (f"<p>What would help:</p><ul>{advice}</ul>" if advice else "")
     )

@@ -28,7 +28,7 @@ from torchrec.distributed.types import (
 
 from fusedrec_torchrec.config import from_mapping, load_yaml, section, to_mapping
 from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
+from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
@@ -56,7 +56,6 @@ NOT_WRITTEN = (
     *("cache_params", "enforce_hbm", "stochastic_rounding"),
     *("bounds_check_mode", "output_dtype", "key_value_params"),
 )
-RowCodec = Literal["fp32", "fp16", "bf16", "int8"]
 RUN = re.compile(r"(\d+)(?: x (\d+))?")
 
 
@@ -82,6 +81,8 @@ class TablePlan:
     """How many rows are replicated on every rank; which ones is in hot_file."""
     hot_rule: HotRule | None = None
     """What rows are, if not by their ids."""
+    codecs: Codecs | None = None
+    """How its rows and gradients travel; as those of the other tables if none."""
 
 
 @section
@@ -104,8 +105,8 @@ class PlanFile:
     """File of the hot rows, relative to this one."""
     hot_digest: str | None = None
     """Of the hot rows, so that a file of others is refused."""
-    codecs: list[RowCodec] = Field(default=["fp32", "fp32"], min_length=2, max_length=2)
-    """Of rows and of gradients on the wire."""
+    codecs: Codecs | None = None
+    """How rows and gradients of fused tables travel; as sharders say if none."""
     expected: dict[str, float] = Field(default={})
     """What the cost model expects."""
     tables: dict[str, TablePlan]
@@ -131,10 +132,7 @@ class PlanFile:
         """The settings of the exchange, with what the plan says and they do not."""
         if self.input_dist is not None:
             base = replace(base, input_dist=self.input_dist)
-        if base.codecs is None and self.codecs != ["fp32", "fp32"]:
-            forward, backward = (CodecOptions(type=each) for each in self.codecs)
-            base = replace(base, codecs=Codecs(forward=forward, backward=backward))
-        return base
+        return base if base.codecs is not None else replace(base, codecs=self.codecs)
 
     def hot_options(self, base: HotOptions) -> HotOptions:
         return replace(base, sync_every=self.hot_sync_every) if self.hot_file else base
@@ -221,6 +219,8 @@ def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Seq
         given["hot_rows"] = len(hot)
         if rule.ids is None:
             given["hot_rule"] = asdict(rule)
+    if isinstance(sharding, FusedParameterSharding) and isinstance(sharding.codecs, Codecs):
+        given["codecs"] = sharding.codecs
     if not isinstance(spec, EnumerableShardingSpec):
         # Replicated on all ranks: the sizes are the model's.
         return TablePlan(rows=0, columns=0, **given), hot
@@ -294,6 +294,11 @@ def read_plan(path: Path) -> tuple[PlanFile, HotSet | None]:
         raise ValueError(f"{path} is no plan file: version and tables are missing")
     if data["version"] != VERSION:
         raise ValueError(f"{path} is a plan of version {data['version']}, must be {VERSION}")
+    names = data.get("codecs")
+    if isinstance(names, list) and len(names) == 2:  # as the first release wrote them
+        data["codecs"] = {"forward": {"type": names[0]}, "backward": {"type": names[1]}}
+        if names == ["fp32", "fp32"]:
+            del data["codecs"]
     if isinstance(data["tables"], dict):
         for table in data["tables"].values():
             if isinstance(table, dict):
@@ -444,4 +449,6 @@ def _sharding(
     rule = plan.hot_rule
     if hot_set is not None and len(hot_set.ids.get(name, ())):
         rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
-    return FusedParameterSharding(**given, hot_rows=rule, input_dist=file.input_dist)
+    return FusedParameterSharding(
+        **given, hot_rows=rule, input_dist=file.input_dist, codecs=plan.codecs
+    )

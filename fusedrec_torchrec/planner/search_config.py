@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from fusedrec_torchrec.config import section
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
 
 __all__ = ["Codec", "GroupsConfig", "HotSearchConfig", "SearchConfig", "System"]
 
@@ -55,8 +56,17 @@ class SearchConfig:
     groups: GroupsConfig = GroupsConfig()
     input_dist: Literal["auto", "single_shot", "exact_counts"] = "auto"
     """How ids of fused tables travel; auto takes the faster."""
-    codecs: list[Codec] = Field(default=[])
-    """Lossy codecs that rows and gradients may travel in."""
+    codecs: list[Codec | Codecs] = Field(default=[])
+    """Lossy codecs that may be chosen: a name, for rows and gradients, or forward and backward as
+    in sharding.exchange.codecs of a training."""
+
+    def allowed_codecs(self) -> list[Codecs]:
+        return [
+            each
+            if isinstance(each, Codecs)
+            else Codecs(forward=CodecOptions(type=each), backward=CodecOptions(type=each))
+            for each in self.codecs
+        ]
 
     def __post_init__(self) -> None:
         for name, systems in self.tables.items():

@@ -269,6 +269,7 @@ class Training:
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
             for each in used:
                 each.rows = each.hot = 0
+        values |= _fewer_bytes(self.model)
         if self._bad_batches.skipped:
             values["skipped_steps"] = self._bad_batches.skipped
         if self._checkpointer.failed:
@@ -325,6 +326,19 @@ class Training:
             self._log.write(self.step, "eval", values)
         bar.set_description(f"AUC {values['auc']:.4f}", refresh=False)
         return values
+
+
+def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
+    """How many times fewer bytes codecs have made of rows and gradients since the last record."""
+    values = {}
+    for direction, name in enumerate(("rows", "gradients")):
+        wires = [part.wires[direction] for _, part in fused_parts(model) if part.wires is not None]
+        coded = sum(wire.traffic.coded for wire in wires)
+        if coded:
+            values[f"{name}_fewer_bytes"] = sum(wire.traffic.plain for wire in wires) / coded
+        for wire in wires:
+            wire.traffic.plain = wire.traffic.coded = 0
+    return values
 
 
 def _traffic(counter: CollectiveCounter) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """TorchRec's DLRM as configured, sharded as configured."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,12 @@ def check_sharding(config: ShardingConfig, source: Source) -> None:
             raise ValueError(
                 f"sharding.tables names {name!r}, which is no table; there are {', '.join(names)}"
             )
+    for name in config.exchange.table_codecs:
+        if name not in names:
+            raise ValueError(
+                f"sharding.exchange.table_codecs names {name!r}, which is no table; there are "
+                f"{', '.join(names)}"
+            )
     hot = config.hot
     for name in hot.tables:
         if name not in names:
@@ -141,9 +147,15 @@ def shard_model(
         plan = sharding_plan_of(file, hot_set, model, sharders, str(config.plan))
     else:
         plan = _planned(model, config, source, device, sharders, grid)
-        settings = {"input_dist": exchange.input_dist, "grid": grid and asdict(grid)}
+        settings = {
+            "input_dist": exchange.input_dist,
+            "grid": grid and asdict(grid),
+            "codecs": exchange.codecs and asdict(exchange.codecs),
+        }
         local = min(get_local_size(), grid.sharding_group_size if grid else get_local_size())
         file, hot_set = plan_file_of(plan, dist.get_world_size(), local, device.type, settings)
+        for name, codecs in exchange.table_codecs.items():
+            file.tables[name] = replace(file.tables[name], codecs=codecs)
     sharded: DistributedModelParallel
     thresholds = config.sharding.dense_gradients
     wrapper = None if thresholds is None else ThresholdedDataParallel(thresholds)

@@ -9,7 +9,10 @@ from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 
-EXTRA = ("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves")
+EXTRA = (
+    *("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves"),
+    *("rows_fewer_bytes", "gradients_fewer_bytes"),
+)
 __all__ = ["draw_curves", "report", "summarize"]
 
 
@@ -46,6 +49,8 @@ def report(config: TrainConfig, result: dict[str, float]) -> None:
 def _shown(key: str, value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
+    if key.endswith("fewer_bytes"):
+        return f"{value:.2f} x"
     if "bytes" in key:
         return f"{human_bytes(value)} per rank"
     if key == "waiting_for_data":

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
 from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
 from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost import HotUse, fused_step
@@ -279,9 +280,16 @@ def test_ids_travel_as_is_cheaper_with_rows_where_they_end_up() -> None:
 
 def test_a_lossy_codec_is_chosen_only_if_it_may() -> None:
     tables = [table(f"t{t}", 10_000) for t in range(4)]
-    assert decide(tables, BATCH, quick(2)).codecs == ("fp32", "fp32")
+    assert decide(tables, BATCH, quick(2)).codecs.are_exact
     lossy = decide(tables, BATCH, quick(2), SearchConfig(codecs=["fp16", "int8"]))
-    assert lossy.codecs == ("int8", "int8")
+    assert (lossy.codecs.forward.type, lossy.codecs.backward.type) == ("int8", "int8")
+    dct = Codecs(
+        forward=CodecOptions(type="dct", density=0.05, values="bf16"),
+        backward=CodecOptions(type="bf16"),
+    )
+    sparser = decide(tables, BATCH, quick(2), SearchConfig(codecs=["int8", dct]))
+    assert sparser.codecs == dct
+    assert sparser.bytes_sent < lossy.bytes_sent
     assert lossy.bytes_sent < 0.4 * decide(tables, BATCH, quick(2)).bytes_sent
 
 

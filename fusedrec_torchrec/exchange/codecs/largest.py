@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 
 from fusedrec_torchrec.compression.threshold import Threshold
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries, as_bytes, as_numbers
 from fusedrec_torchrec.exchange.codecs.numbers import Numbers, Room
 
@@ -61,7 +62,7 @@ class LargestEntries(Codec):
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
         tau = self.threshold(rows_RD, training)
-        streams, entries, fits = self.encode_those(rows_RD, rows_RD.abs(), tau, counts)
+        streams, entries, fits = self.encode_those(rows_RD, rows_RD, tau, counts)
         if training and not fits:
             self.threshold.expire()
         return streams, entries
@@ -69,24 +70,23 @@ class LargestEntries(Codec):
     def encode_those(
         self,
         rows_RD: torch.Tensor,
-        magnitudes_RD: torch.Tensor,
-        least: torch.Tensor | float,
+        deciding_RD: torch.Tensor,
+        least: torch.Tensor,
         counts: Sequence[int],
     ) -> tuple[list[torch.Tensor], Entries, bool]:
-        """Streams of the entries whose magnitude is at least so much.
+        """Streams of the entries for which another number is large.
+
+        Args:
+            rows_RD: the entries.
+            deciding_RD: for each of them a number whose magnitude decides.
+            least: what it must be, at least; 0-dim.
+            counts: rows of each rank.
 
         Returns:
             streams, which entries they have, and whether all had room.
         """
-        keep_RD = ~(magnitudes_RD < least)  # NaN travels
         rooms = [self.room(n) for n in counts]
-        in_row_R = keep_RD.sum(1)
-        totals = _per_rank(in_row_R, counts).tolist()
-        fits = all(total <= room for total, room in zip(totals, rooms, strict=True))
-        if not fits:
-            self._cut(magnitudes_RD, keep_RD, counts, rooms, totals)
-            in_row_R = keep_RD.sum(1)
-        at_E = _in_rooms(keep_RD, in_row_R, counts, rooms)
+        at_E, in_row_R, fits = self._select(deciding_RD, least, counts, rooms)
         entries = Entries(at_E)
         streams, _ = self._values.encode(entries.take(rows_RD)[:, None], rooms, True)
         if self._indexed:
@@ -95,8 +95,30 @@ class LargestEntries(Codec):
                 as_bytes(at_E.remainder(self._dim).to(self._index_dtype)),
             ]
         else:
-            streams.append(_to_bits(keep_RD))
+            streams.append(_to_bits(at_E, rows_RD.shape))
         return streams, entries, fits
+
+    def _select(
+        self,
+        deciding_RD: torch.Tensor,
+        least: torch.Tensor,
+        counts: Sequence[int],
+        rooms: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Positions of the entries in the rooms, entries of each row, and whether all had room."""
+        if native.available_on(deciding_RD.device):
+            at_E, in_row_R, fits = torch.ops.fusedrec.largest(deciding_RD, least, counts, rooms)
+            if fits:
+                return at_E, in_row_R, True
+        magnitudes_RD = deciding_RD.abs()
+        keep_RD = ~(magnitudes_RD < least)  # NaN travels
+        in_row_R = keep_RD.sum(1)
+        totals = _per_rank(in_row_R, counts).tolist()
+        fits = all(total <= room for total, room in zip(totals, rooms, strict=True))
+        if not fits:
+            self._cut(magnitudes_RD, keep_RD, counts, rooms, totals)
+            in_row_R = keep_RD.sum(1)
+        return _in_rooms(keep_RD, in_row_R, counts, rooms), in_row_R, fits
 
     def decode(
         self,
@@ -195,10 +217,17 @@ def _bits(device: torch.device) -> torch.Tensor:
     return torch.arange(8, dtype=torch.uint8, device=device)
 
 
-def _to_bits(keep_RD: torch.Tensor) -> torch.Tensor:
-    missing = -keep_RD.size(1) % 8
-    keep = torch.nn.functional.pad(keep_RD, (0, missing)).view(-1, 8).to(torch.uint8)
-    return (keep << _bits(keep.device)).sum(1, dtype=torch.uint8)
+def _to_bits(at_E: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A bit for each entry of the rows, whole bytes for each row."""
+    rows, dim = shape
+    width = -(-dim // 8)
+    row_E = at_E // dim
+    bytes_ = torch.zeros(rows * width + 1, dtype=torch.uint8, device=at_E.device)
+    column_E = at_E - row_E * dim
+    # Each bit is set once, so a sum is an or; unused room sets one behind the last byte.
+    bits_E = torch.ones_like(column_E, dtype=torch.uint8) << (column_E % 8).to(torch.uint8)
+    bytes_.index_add_(0, row_E * width + column_E // 8, bits_E)
+    return bytes_[:-1]
 
 
 def _from_bits(stream: torch.Tensor, dim: int) -> torch.Tensor:

@@ -62,6 +62,11 @@ class CodecOptions:
         if self.values is not None and self.values not in NUMBERS:
             raise ValueError(f"values is {self.values!r}, must be one of {', '.join(NUMBERS)}")
 
+    def __str__(self) -> str:
+        if self.type != "dct":
+            return self.type
+        return f"dct {self.density or DENSITY:g} {self.values or 'fp32'}"
+
     @property
     def is_exact(self) -> bool:
         """Whether numbers arrive as they were sent."""
@@ -84,6 +89,14 @@ class Codecs:
 
     forward: CodecOptions = field(default_factory=CodecOptions)
     backward: CodecOptions = field(default_factory=CodecOptions)
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether all numbers arrive as they were sent."""
+        return self.forward.is_exact and self.backward.is_exact
+
+    def __str__(self) -> str:
+        return f"rows {self.forward}, gradients {self.backward}"
 
     def __post_init__(self) -> None:
         if self.backward.type == "dct":

@@ -4,6 +4,8 @@ Buffers are in the order (rank, bucket, stream), so that one all-to-all moves th
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,10 +15,10 @@ from fusedrec_torchrec.exchange.codecs.foreign import ForeignCodec
 from fusedrec_torchrec.exchange.codecs.int8 import Int8
 from fusedrec_torchrec.exchange.codecs.largest import MOST_COLUMNS, LargestEntries
 from fusedrec_torchrec.exchange.codecs.numbers import EntryNumbers, Numbers
-from fusedrec_torchrec.exchange.codecs.options import DENSITY, EVERY, CodecOptions
+from fusedrec_torchrec.exchange.codecs.options import DENSITY, EVERY, CodecOptions, Codecs
 from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
 
-__all__ = ["Wire", "build", "build_backward"]
+__all__ = ["Wire", "build", "build_backward", "bytes_of_row"]
 
 Counts = list[list[int]]  # [rank][bucket] rows
 
@@ -52,6 +54,29 @@ def build_backward(options: Any, forward: Codec, dim: int, device: torch.device)
     return EntryNumbers(numbers, forward.room)
 
 
+@lru_cache(maxsize=256)
+def bytes_of_row(codecs: Codecs, dim: int) -> tuple[float, float]:
+    """Bytes of a row and of its gradient, about: of many rows at once."""
+    many, cpu = 1 << 16, torch.device("cpu")
+    forward = build(codecs.forward, dim, cpu)
+    backward = build_backward(codecs.backward, forward, dim, cpu)
+    sizes = [sum(map(sum, codec.sizes([many]))) / many for codec in (forward, backward)]
+    return sizes[0], sizes[1]
+
+
+@dataclass
+class Traffic:
+    """What has been sent, to the own rank included.
+
+    Attributes:
+        plain: bytes that it would have been as float32.
+        coded: bytes that it was.
+    """
+
+    plain: int = 0
+    coded: int = 0
+
+
 class Wire:
     """One direction of the exchange of a module's buckets.
 
@@ -63,6 +88,7 @@ class Wire:
     def __init__(self, codecs: Sequence[Codec], dims: Sequence[int]) -> None:
         self.codecs = list(codecs)
         self._dims = list(dims)
+        self.traffic = Traffic()
 
     def _stream_sizes(self, counts: Counts) -> list[list[int]]:
         """[rank][stream of all buckets] bytes."""
@@ -106,7 +132,10 @@ class Wire:
             )
             streams += encoded
             found.append(which)
-        return rank_major(streams, self._stream_sizes(counts)), found
+        wire = rank_major(streams, self._stream_sizes(counts))
+        self.traffic.plain += flat.nbytes
+        self.traffic.coded += wire.nbytes
+        return wire, found
 
     def decode(
         self,

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -545,9 +546,46 @@ void row_sums(const Tensor& gradient, int64_t width, int64_t column, const Tenso
   });
 }
 
+// ---------------------------------------------------------------- largest entries
+
+// Positions of the numbers whose magnitude is at least `least`, in the room of their rank each, and
+// how many are in each row.  NaN counts as large.  False if some rank has not enough room.
+std::tuple<Tensor, Tensor, bool> largest(const Tensor& numbers, const Tensor& least,
+                                         at::IntArrayRef counts, at::IntArrayRef rooms) {
+  const Tensor dense = numbers.contiguous();
+  const int64_t rows = dense.size(0), dim = dense.size(1);
+  const int64_t total = std::accumulate(rooms.begin(), rooms.end(), int64_t{0});
+  Tensor at = at::full({total}, rows * dim, dense.options().dtype(at::kLong));
+  Tensor in_row = at::empty({rows}, dense.options().dtype(at::kLong));
+  const float* value = dense.const_data_ptr<float>();
+  const float limit = *least.const_data_ptr<float>();
+  int64_t* place = at.mutable_data_ptr<int64_t>();
+  int64_t* found = in_row.mutable_data_ptr<int64_t>();
+  int64_t row = 0;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    int64_t used = 0;
+    for (const int64_t end = row + counts[rank]; row < end; ++row) {
+      const int64_t before = used;
+      for (int64_t i = row * dim; i < (row + 1) * dim; ++i) {
+        if (!(std::fabs(value[i]) < limit)) {
+          if (used == rooms[rank]) {
+            return {at, in_row, false};
+          }
+          place[used++] = i;
+        }
+      }
+      found[row] = used - before;
+    }
+    place += rooms[rank];
+  }
+  return {at, in_row, true};
+}
+
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
+  m.def("largest(Tensor numbers, Tensor least, int[] counts, int[] rooms) "
+        "-> (Tensor, Tensor, bool)");
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
   m.def("hot_table(Tensor keys, Tensor replicas) -> Tensor");
@@ -564,6 +602,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
 }
 
 TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
+  m.impl("largest", largest);
   m.impl("keys", keys);
   m.impl("hot_table", hot_table);
   m.impl("dedup", dedup);
