@@ -26,6 +26,7 @@ from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 from fusedrec_torchrec.compression.gradients import GradientThresholds
 from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
 from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.magnitude import largest_magnitude
 from fusedrec_torchrec.together import of_all_ranks
 from fusedrec_torchrec.training.config import BadBatchesConfig
 
@@ -148,8 +149,8 @@ class BadBatches:
             output.register_hook(self._check)
 
     def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        largest = torch.linalg.vector_norm(gradient, float("inf"))  # one pass, and no mask
-        problem = None if bool(largest <= LARGEST) else GRADIENTS
+        is_good = not gradient.numel() or bool(largest_magnitude(gradient) <= LARGEST)
+        problem = None if is_good else GRADIENTS
         flags = _Flags(self._group, problem)
         if not flags.wait():
             return None
@@ -168,10 +169,10 @@ class BadBatches:
             return False
         if not self._config.gradients:
             return True
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
         if not gradients:
             return True
-        largest = torch.stack(torch._foreach_norm(gradients, float("inf"))).max()
+        largest = torch.stack([largest_magnitude(each) for each in gradients]).amax()
         if bool(largest <= LARGEST):
             return True
         # All ranks have the same sums.  Tables have had finite gradients of their own.

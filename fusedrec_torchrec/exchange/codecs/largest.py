@@ -143,8 +143,7 @@ class LargestEntries(Codec):
             )
             at_E = _first_in_row(in_row_R, counts, rooms, self._dim) + column_E
         else:
-            keep_RD = _from_bits(streams[of_values], self._dim)
-            at_E = _in_rooms(keep_RD, keep_RD.sum(1), counts, rooms)
+            at_E = _from_bits(streams[of_values], self._dim, counts, rooms)
         values_E1 = torch.empty(sum(rooms), 1, device=at_E.device)
         self._values.decode(streams[:of_values], rooms, values_E1)
         return Entries(at_E), values_E1.view(-1)
@@ -220,6 +219,9 @@ def _bits(device: torch.device) -> torch.Tensor:
 def _to_bits(at_E: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """A bit for each entry of the rows, whole bytes for each row."""
     rows, dim = shape
+    if native.available_on(at_E.device):
+        bits: torch.Tensor = torch.ops.fusedrec.to_bits(at_E, rows, dim)
+        return bits
     width = -(-dim // 8)
     row_E = at_E // dim
     bytes_ = torch.zeros(rows * width + 1, dtype=torch.uint8, device=at_E.device)
@@ -230,6 +232,13 @@ def _to_bits(at_E: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return bytes_[:-1]
 
 
-def _from_bits(stream: torch.Tensor, dim: int) -> torch.Tensor:
+def _from_bits(
+    stream: torch.Tensor, dim: int, counts: Sequence[int], rooms: Sequence[int]
+) -> torch.Tensor:
+    """Positions of the entries in the rooms."""
+    if native.available_on(stream.device):
+        at_E: torch.Tensor = torch.ops.fusedrec.from_bits(stream, dim, counts, rooms)
+        return at_E
     bits = (stream[:, None] >> _bits(stream.device)) & 1
-    return bits.view(-1, -(-dim // 8) * 8)[:, :dim].bool().contiguous()
+    keep_RD = bits.view(-1, -(-dim // 8) * 8)[:, :dim].bool().contiguous()
+    return _in_rooms(keep_RD, keep_RD.sum(1), counts, rooms)

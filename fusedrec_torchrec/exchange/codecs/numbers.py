@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries, as_bytes, as_numbers
+from fusedrec_torchrec.magnitude import largest_magnitude
 
 __all__ = ["EntryNumbers", "Numbers", "power_of_two", "rows_of_scales"]
 
@@ -19,7 +20,7 @@ def power_of_two(numbers: torch.Tensor, exponent: int) -> torch.Tensor:
     """
     if not numbers.numel():
         return numbers.new_ones((), dtype=SCALE)
-    largest = torch.linalg.vector_norm(numbers, float("inf")).to(SCALE)
+    largest = largest_magnitude(numbers).to(SCALE)
     shift = (exponent - torch.frexp(largest).exponent).clamp(max=126)
     scale = torch.ldexp(torch.ones_like(largest), shift)
     return torch.where(torch.isfinite(largest), scale, torch.nan)

@@ -7,9 +7,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -581,9 +583,57 @@ std::tuple<Tensor, Tensor, bool> largest(const Tensor& numbers, const Tensor& le
   return {at, in_row, true};
 }
 
+// A bit for each number of the rows, whole bytes for each row; positions behind the last number
+// are of unused room.
+Tensor to_bits(const Tensor& at, int64_t rows, int64_t dim) {
+  const int64_t width = (dim + 7) / 8;
+  Tensor bits = at::zeros({rows * width}, at.options().dtype(at::kByte));
+  uint8_t* byte = bits.mutable_data_ptr<uint8_t>();
+  const int64_t* place = at.const_data_ptr<int64_t>();
+  int64_t row = 0, begin = 0; // positions ascend, but for unused room
+  for (int64_t i = 0; i < at.numel(); ++i) {
+    if (place[i] >= rows * dim) {
+      continue;
+    }
+    while (place[i] >= begin + dim) {
+      ++row;
+      begin += dim;
+    }
+    const int64_t column = place[i] - begin;
+    byte[row * width + column / 8] |= static_cast<uint8_t>(1 << (column % 8));
+  }
+  return bits;
+}
+
+// The inverse: positions in the room of their rank each.
+Tensor from_bits(const Tensor& bits, int64_t dim, at::IntArrayRef counts, at::IntArrayRef rooms) {
+  const int64_t width = (dim + 7) / 8;
+  const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t total = std::accumulate(rooms.begin(), rooms.end(), int64_t{0});
+  Tensor at = at::full({total}, rows * dim, bits.options().dtype(at::kLong));
+  int64_t* place = at.mutable_data_ptr<int64_t>();
+  const uint8_t* byte = bits.const_data_ptr<uint8_t>();
+  int64_t row = 0;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    int64_t used = 0;
+    for (const int64_t end = row + counts[rank]; row < end; ++row) {
+      for (int64_t k = 0; k < width; ++k) {
+        for (unsigned left = byte[row * width + k]; left != 0; left &= left - 1) {
+          TORCH_CHECK(used < rooms[rank], "more entries than there is room for");
+          place[used++] = row * dim + 8 * k + std::countr_zero(left);
+        }
+      }
+    }
+    place += rooms[rank];
+  }
+  return at;
+}
+
 } // namespace
 
 TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
+  m.def("to_bits(Tensor at, int rows, int dim) -> Tensor");
+  m.def("from_bits(Tensor bits, int dim, int[] counts, int[] rooms) -> Tensor");
   m.def("largest(Tensor numbers, Tensor least, int[] counts, int[] rooms) "
         "-> (Tensor, Tensor, bool)");
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
@@ -602,6 +652,8 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
 }
 
 TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
+  m.impl("to_bits", to_bits);
+  m.impl("from_bits", from_bits);
   m.impl("largest", largest);
   m.impl("keys", keys);
   m.impl("hot_table", hot_table);

@@ -2,12 +2,14 @@
 
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries
 from fusedrec_torchrec.exchange.codecs.largest import LargestEntries
 from fusedrec_torchrec.exchange.codecs.options import CodecOptions
@@ -114,7 +116,8 @@ def test_places_are_written_in_the_shorter_way(dim: int, density: float, indexed
     assert sum(map(sum, codec.sizes([100]))) == 4 * room + min(index, mask)
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("use_native", [False, True])
+@settings(max_examples=60, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     dim=st.sampled_from([4, 12, 64, 260]),
@@ -123,8 +126,15 @@ def test_places_are_written_in_the_shorter_way(dim: int, density: float, indexed
     values=st.sampled_from(["fp32", "bf16", "fp16"]),
 )
 def test_the_largest_entries_travel_and_nothing_else(
-    counts: list[int], dim: int, density: float, seed: int, values: Any
+    use_native: bool, counts: list[int], dim: int, density: float, seed: int, values: Any
 ) -> None:
+    if use_native and not native.available():
+        pytest.skip("needs a C++ compiler")
+    with mock.patch.object(native, "available_on", return_value=use_native):
+        check_largest(counts, dim, density, seed, values)
+
+
+def check_largest(counts: list[int], dim: int, density: float, seed: int, values: Any) -> None:
     rows = rows_of(sum(counts), dim, seed, 0.0)
     codec = codec_of(dim, type="dct", density=density, values=values)
     assert isinstance(codec, LargestEntries)
@@ -147,6 +157,29 @@ def test_the_largest_entries_travel_and_nothing_else(
         assert kept.numel() <= codec.room(count)
         if kept.numel() and left.numel():
             assert kept.min() >= left.max()
+
+
+@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 20), min_size=1, max_size=4),
+    dim=st.sampled_from([4, 12, 260]),
+    density=st.sampled_from([0.05, 0.4]),
+    seed=st.integers(0, 1000),
+    nan=st.booleans(),
+)
+def test_both_ways_of_finding_them_send_the_same_bytes(
+    counts: list[int], dim: int, density: float, seed: int, nan: bool
+) -> None:
+    rows = rows_of(sum(counts), dim, seed, 0.0)
+    if nan and rows.numel():
+        rows.view(-1)[seed % rows.numel()] = torch.nan
+    sent = []
+    for use_native in (False, True):
+        with mock.patch.object(native, "available_on", return_value=use_native):
+            sent.append(codec_of(dim, type="dct", density=density).encode(rows, counts, True)[0])
+    for one, other in zip(*sent, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
