@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help setup demo test test-all test-faults check format docs figures quality bench performance hot grid planner \
-	clean
+	compression clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -20,6 +20,7 @@ help:
 	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
 	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
 	@echo "make planner   all of docs/planner.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
+	@echo "make compression  all of docs/compression.md, an hour: make compression DATA=train.txt.gz"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -104,6 +105,13 @@ planner: $(READY)
 		--output benchmarks/results/planner
 	$(BIN)/python benchmarks/plan_scale.py --document docs/planner.md
 	$(BIN)/python benchmarks/planner_docs.py
+
+compression: $(READY)
+	@test -n "$(DATA)" || (echo "make compression DATA=train.txt.gz, as root" && exit 2)
+	$(BIN)/fusedrec bench benchmarks/compression.yaml --data $(DATA) \
+		--output benchmarks/results/compression
+	$(BIN)/python docs/performance.py
+	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression.md
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

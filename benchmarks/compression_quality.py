@@ -147,7 +147,7 @@ def main() -> None:
             parser.error(str(error))
         values = on_ranks(RANKS, one_by_one, train, folder, runs, arguments.epochs)
     results = dict(zip(runs, values, strict=True))
-    for what, marker in (("rows", "quality of rows"), ("dense gradients", "quality of the dense")):
+    for what, marker in (("rows", "row quality"), ("dense gradients", "dense quality")):
         text = table(results, what, arguments.seeds)
         print(f"{what}\n{text}\n")
         if arguments.document is not None:

@@ -226,11 +226,7 @@ class GradientThresholds:
     ) -> None:
         """What has not travelled; of numbers that are none, nothing."""
         entries, values_E = layout.codec.decode_those(streams, [layout.lines])
-        flat.index_add_(
-            0,
-            entries.at_E.clamp(max=flat.numel() - 1),
-            torch.where(entries.at_E < flat.numel(), -values_E, 0),
-        )
+        entries.add(-values_E, flat)
         flat.nan_to_num_(0.0, 0.0, 0.0)
         sizes = [end - start for start, end in zip(layout.starts, layout.starts[1:], strict=False)]
         for part, each in zip(flat[: layout.starts[-1]].split(sizes), kept, strict=True):
@@ -246,11 +242,7 @@ class GradientThresholds:
         sizes = [sum(stream) for stream in codec.sizes([lines])]
         for message in gathered:  # one after another: the same sums on all ranks
             entries, values_E = codec.decode_those(message[:of_entries].split(sizes), [lines])
-            flat.index_add_(
-                0,
-                entries.at_E.clamp(max=flat.numel() - 1),
-                torch.where(entries.at_E < flat.numel(), values_E / ranks, 0),
-            )
+            entries.add(values_E / ranks, flat)
         for i, start, end in zip(layout.large, layout.starts, layout.starts[1:], strict=False):
             gradients[i].copy_(flat[start:end].view_as(gradients[i]))
         if layout.small:

@@ -37,7 +37,10 @@ class Entries:
 
     def put(self, values_E: torch.Tensor, out_RD: torch.Tensor) -> None:
         """Writes values to their places, zeros everywhere else."""
-        flat = out_RD.view(-1).zero_()
+        self.add(values_E, out_RD.view(-1).zero_())
+
+    def add(self, values_E: torch.Tensor, flat: torch.Tensor) -> None:
+        """Adds values at their places in the flattened rows."""
         if flat.numel():
             values_E = torch.where(self.at_E < flat.numel(), values_E, 0)
             flat.index_add_(0, self.at_E.clamp(max=flat.numel() - 1), values_E)
