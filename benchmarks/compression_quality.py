@@ -33,8 +33,9 @@ def rows(forward: str, backward: str) -> list[str]:
     return [f"sharding.exchange.codecs={{forward: {forward}, backward: {backward}}}"]
 
 
-def dct(density: float, values: str) -> str:
-    return f"{{type: dct, density: {density}, values: {values}}}"
+def dct(density: float, relative: str = "true") -> list[str]:
+    forward = f"{{type: dct, density: {density}, values: bf16, relative: {relative}}}"
+    return rows(forward, "{type: bf16}")
 
 
 def dense(density: float, more: str = "") -> list[str]:
@@ -49,18 +50,21 @@ ROWS: dict[str, list[str]] = {
     "bf16": rows("{type: bf16}", "{type: bf16}"),
     "int8": rows("{type: int8}", "{type: int8}"),
     "int8, gradients bf16": rows("{type: int8}", "{type: bf16}"),
-    "dct 0.05, bf16": rows(dct(0.05, "bf16"), "{type: bf16}"),
-    "dct 0.25, bf16": rows(dct(0.25, "bf16"), "{type: bf16}"),
-    "dct 0.5, bf16": rows(dct(0.5, "bf16"), "{type: bf16}"),
+    "dct 0.05, bf16": dct(0.05),
+    "dct 0.25, bf16": dct(0.25),
+    "dct 0.5, bf16": dct(0.5),
+    "dct 0.75, bf16": dct(0.75),
+    "dct 0.05, bf16, not relative": dct(0.05, "false"),
+    "dct 0.5, bf16, not relative": dct(0.5, "false"),
 }
 DENSE: dict[str, list[str]] = {
     PLAIN: [],
     CONTROL: ["sharding.type=table_wise"],
-    "0.1": dense(0.1),
-    "0.01": dense(0.01),
-    "0.005": dense(0.005),
-    "0.001": dense(0.001),
-    "0.005, no error feedback": dense(0.005, ", error_feedback: false"),
+    "0.05": dense(0.05),
+    "0.009": dense(0.009),
+    "0.009, renewed every 1000 steps": dense(0.009, ", every: 1000"),
+    "0.009, no error feedback": dense(0.009, ", error_feedback: false"),
+    "0.002": dense(0.002),
 }
 SYSTEMS = {("rows", name): settings for name, settings in ROWS.items()} | {
     ("dense gradients", name): settings

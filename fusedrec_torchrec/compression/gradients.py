@@ -206,10 +206,10 @@ class GradientThresholds:
             tau = each.threshold(part).clamp(min=torch.finfo(torch.float32).tiny)
             torch.div(part.abs(), tau, out=out)
         codec, lines = layout.codec, layout.lines
-        streams, _, fits = codec.encode_those(
+        streams, _, used = codec.encode_those(
             flat.view(lines, LINE), magnitudes.view(lines, LINE), flat.new_ones(()), [lines]
         )
-        if not fits:
+        if used > 1:
             for each in kept:
                 each.threshold.expire()
         if self._options.error_feedback:

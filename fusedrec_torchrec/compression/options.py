@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusedrec_torchrec.exchange.codecs.options import EVERY, NUMBERS, NumberType
+from fusedrec_torchrec.exchange.codecs.options import NUMBERS, NumberType
 
 __all__ = ["ThresholdOptions"]
 
@@ -13,7 +13,8 @@ class ThresholdOptions:
     """Only the largest entries of gradients travel, the others are kept and added later.
 
     Attributes:
-        density: share of the entries that travel in a step; 1 sends all, in an all-reduce.
+        density: share of the entries that travel in a step; 1 sends all, in an all-reduce.  The
+            default is a hundredth of the bytes of an all-reduce between two ranks.
         every: steps from one renewal of the thresholds to the next; where more entries reach a
             threshold than there is room for, it is renewed in the next step.
         values: how the entries travel; what rounding takes from them is kept, too.
@@ -23,8 +24,8 @@ class ThresholdOptions:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    density: float = 0.005
-    every: int = EVERY
+    density: float = 0.009
+    every: int = 10
     values: NumberType = "bf16"
     min_elements: int = 256
     error_feedback: bool = True

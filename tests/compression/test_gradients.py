@@ -185,26 +185,30 @@ def test_a_step_can_be_undone(cluster_2: Cluster) -> None:
 
 
 def descend(feedback: bool) -> float:
-    """How far from the least value of a convex function after some steps."""
+    """How far from the least value of a convex function after some steps.
+
+    Ranks pull half of the entries hard, in opposite directions: that is nothing in the mean, but
+    these entries are the largest of every gradient.
+    """
     torch.manual_seed(0)
     target = torch.randn(40, 30)
-    curvature = torch.logspace(-1.5, 0, 1200).view(40, 30)
-    options = fr.ThresholdOptions(density=0.02, error_feedback=feedback)
+    pull = torch.zeros(40, 30)
+    pull[:20] = 3.0 if dist.get_rank() == 0 else -3.0
+    options = fr.ThresholdOptions(density=0.1, error_feedback=feedback)
     ddp, _ = hooked(options)
     weight = next(iter(ddp.parameters()))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3)
-    for _ in range(400):
+    optimizer = torch.optim.SGD([weight], lr=0.02)
+    for _ in range(600):
         ddp.zero_grad()
-        loss = 0.5 * (curvature * (weight - target) ** 2).sum()
+        loss = 0.5 * ((weight - target) ** 2).sum() + (pull * weight).sum()
         (loss + 0 * ddp([torch.zeros(s) for s in SHAPES])).backward()
         optimizer.step()
-    return float((0.5 * curvature * (weight.detach() - target) ** 2).sum())
+    return float(0.5 * ((weight.detach() - target) ** 2).sum())
 
 
 def test_error_feedback_converges_better(cluster_2: Cluster) -> None:
-    """The gradients of flat directions are small, but they are not nothing."""
     (with_it, _), (without, _) = (cluster_2.run(descend, f) for f in (True, False))
-    assert with_it < 0.5 * without
+    assert with_it < 0.1 * without
 
 
 def wrapped_model() -> tuple[bool, bool]:

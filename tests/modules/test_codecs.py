@@ -156,7 +156,7 @@ def test_other_tables_stay_exact(cluster_2: Cluster) -> None:
 def only_the_largest(case: Case, density: float, values: Any) -> None:
     """Entries of the rows that reach their owner's tau are seen and trained, others are not."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    forward = fr.CodecOptions(type="dct", density=density, values=values)
+    forward = fr.CodecOptions(type="dct", density=density, values=values, relative=False)
     model = sharded(case, options(case, fr.Codecs(forward=forward)))
     got = train_step(case, model, 0)
     fused = model.module.sparse.fused

@@ -22,6 +22,7 @@ from fusedrec_torchrec.exchange.codecs.numbers import Numbers, Room
 __all__ = ["LargestEntries"]
 
 MOST_COLUMNS = (1 << 15) - 1
+USED_WELL = 0.5  # share of the room that is used; of less, tau is renewed
 
 
 class LargestEntries(Codec):
@@ -33,10 +34,15 @@ class LargestEntries(Codec):
         density: share of entries that travel.
         every: steps from one renewal of tau to the next.
         values: how they travel.
+        relative: whether magnitudes are in units of the largest of the row, so that every row sends
+            some; if not, rows of small numbers may send nothing.
     """
 
-    def __init__(self, dim: int, density: float, every: int, values: Numbers) -> None:
+    def __init__(
+        self, dim: int, density: float, every: int, values: Numbers, relative: bool = False
+    ) -> None:
         self._dim = dim
+        self._relative = relative
         self._values = values
         self.room = Room(dim, density)
         self.threshold = Threshold(density, every)
@@ -61,9 +67,10 @@ class LargestEntries(Codec):
         training: bool,
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
-        tau = self.threshold(rows_RD, training)
-        streams, entries, fits = self.encode_those(rows_RD, rows_RD, tau, counts)
-        if training and not fits:
+        deciding_RD = _relative(rows_RD) if self._relative else rows_RD
+        tau = self.threshold(deciding_RD, training)
+        streams, entries, used = self.encode_those(rows_RD, deciding_RD, tau, counts)
+        if training and not USED_WELL <= used <= 1:
             self.threshold.expire()
         return streams, entries
 
@@ -73,7 +80,7 @@ class LargestEntries(Codec):
         deciding_RD: torch.Tensor,
         least: torch.Tensor,
         counts: Sequence[int],
-    ) -> tuple[list[torch.Tensor], Entries, bool]:
+    ) -> tuple[list[torch.Tensor], Entries, float]:
         """Streams of the entries for which another number is large.
 
         Args:
@@ -83,10 +90,12 @@ class LargestEntries(Codec):
             counts: rows of each rank.
 
         Returns:
-            streams, which entries they have, and whether all had room.
+            streams, which entries they have, and the share of the room that is used; more than 1
+            if there was not enough.
         """
         rooms = [self.room(n) for n in counts]
         at_E, in_row_R, fits = self._select(deciding_RD, least, counts, rooms)
+        used = float(in_row_R.sum()) / max(sum(rooms), 1) if fits else torch.inf
         entries = Entries(at_E)
         streams, _ = self._values.encode(entries.take(rows_RD)[:, None], rooms, True)
         if self._indexed:
@@ -96,7 +105,7 @@ class LargestEntries(Codec):
             ]
         else:
             streams.append(_to_bits(at_E, rows_RD.shape))
-        return streams, entries, fits
+        return streams, entries, used
 
     def _select(
         self,
@@ -167,6 +176,13 @@ class LargestEntries(Codec):
                 keep_RD[start : start + count] = keep.index_fill_(0, largest, True).view(
                     count, self._dim
                 )
+
+
+def _relative(rows_RD: torch.Tensor) -> torch.Tensor:
+    if not rows_RD.numel():
+        return rows_RD
+    largest_R1 = rows_RD.abs().amax(1, keepdim=True)
+    return rows_RD / largest_R1.clamp(min=torch.finfo(rows_RD.dtype).tiny)
 
 
 def _per_rank(in_row_R: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

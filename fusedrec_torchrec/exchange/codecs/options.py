@@ -28,6 +28,9 @@ class CodecOptions:
         density: of dct: share of the entries that travel.
         every: of dct: steps from one renewal of the threshold to the next.
         values: of dct: how the entries travel.
+        relative: of dct: whether the threshold is in units of the largest entry of each row, so
+            that each row sends its largest; if not, as in the paper, rows of small numbers may send
+            nothing.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -37,6 +40,7 @@ class CodecOptions:
     density: float | None = None
     every: int | None = None
     values: NumberType | None = None
+    relative: bool | None = None
 
     def __post_init__(self) -> None:
         if self.type not in CODECS:
@@ -49,7 +53,7 @@ class CodecOptions:
                 )
             if not 0 < self.loss_scale < math.inf:
                 raise ValueError(f"loss_scale is {self.loss_scale}, must be positive and finite")
-        for name in ("density", "every", "values"):
+        for name in ("density", "every", "values", "relative"):
             if self.type != "dct" and getattr(self, name) is not None:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} with type {self.type}, must be left out: it "

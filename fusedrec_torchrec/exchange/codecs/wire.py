@@ -42,7 +42,9 @@ def build(options: Any, dim: int, device: torch.device) -> Codec:
         return Numbers.of(values, dim)
     if dim > MOST_COLUMNS:
         raise ValueError(f"type is dct for rows of {dim} columns, must be at most {MOST_COLUMNS}")
-    return LargestEntries(dim, density, options.every or EVERY, Numbers.of(values, 1))
+    return LargestEntries(
+        dim, density, options.every or EVERY, Numbers.of(values, 1), options.relative is not False
+    )
 
 
 def build_backward(options: Any, forward: Codec, dim: int, device: torch.device) -> Codec:

@@ -124,19 +124,28 @@ def test_places_are_written_in_the_shorter_way(dim: int, density: float, indexed
     density=st.sampled_from([0.01, 0.1, 0.5, 0.97]),
     seed=st.integers(0, 1000),
     values=st.sampled_from(["fp32", "bf16", "fp16"]),
+    relative=st.booleans(),
 )
 def test_the_largest_entries_travel_and_nothing_else(
-    use_native: bool, counts: list[int], dim: int, density: float, seed: int, values: Any
+    use_native: bool,
+    counts: list[int],
+    dim: int,
+    density: float,
+    seed: int,
+    values: Any,
+    relative: bool,
 ) -> None:
     if use_native and not native.available():
         pytest.skip("needs a C++ compiler")
     with mock.patch.object(native, "available_on", return_value=use_native):
-        check_largest(counts, dim, density, seed, values)
+        check_largest(counts, dim, density, seed, values, relative)
 
 
-def check_largest(counts: list[int], dim: int, density: float, seed: int, values: Any) -> None:
+def check_largest(
+    counts: list[int], dim: int, density: float, seed: int, values: Any, relative: bool
+) -> None:
     rows = rows_of(sum(counts), dim, seed, 0.0)
-    codec = codec_of(dim, type="dct", density=density, values=values)
+    codec = codec_of(dim, type="dct", density=density, values=values, relative=relative)
     assert isinstance(codec, LargestEntries)
     out, sent, received = there_and_back(codec, rows, counts)
     assert sent is not None
@@ -152,8 +161,10 @@ def check_largest(counts: list[int], dim: int, density: float, seed: int, values
         assert torch.allclose(out[travelled], rows[travelled], rtol=2.0**-8, atol=1e-9)
     for start, count in zip(accumulate(counts, initial=0), counts, strict=False):
         of_rank = slice(start, start + count)
-        kept = rows[of_rank].abs()[travelled[of_rank]]
-        left = rows[of_rank].abs()[~travelled[of_rank]]
+        sizes = rows[of_rank].abs()
+        if relative and count:
+            sizes = sizes / sizes.amax(1, keepdim=True)
+        kept, left = sizes[travelled[of_rank]], sizes[~travelled[of_rank]]
         assert kept.numel() <= codec.room(count)
         if kept.numel() and left.numel():
             assert kept.min() >= left.max()
@@ -183,7 +194,7 @@ def test_both_ways_of_finding_them_send_the_same_bytes(
 
 
 def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
-    codec = codec_of(16, type="dct", density=0.1, every=1000)
+    codec = codec_of(16, type="dct", density=0.1, every=1000, relative=False)
     assert isinstance(codec, LargestEntries)
     rows = rows_of(200, 16, 0, 0.0)
     there_and_back(codec, rows, [100, 100])
@@ -195,17 +206,38 @@ def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
 
 
 def test_the_threshold_is_renewed_every_so_many_steps_of_training() -> None:
-    codec = codec_of(16, type="dct", density=0.5, every=3)
+    codec = codec_of(16, type="dct", density=0.5, every=3, relative=False)
     assert isinstance(codec, LargestEntries)
     rows = rows_of(64, 16, 0, 0.0)
     taus = []
     for step in range(7):
-        codec.encode(rows / (step + 1), [64], True)
+        codec.encode(rows / (1 + step / 100), [64], True)
         codec.encode(rows * 0.001, [64], False)  # an evaluation changes nothing
         taus.append(tau_of(codec))
     assert taus[0] == taus[1] == taus[2]
-    assert taus[3] == taus[4] == taus[5] == pytest.approx(taus[0] / 4)
-    assert taus[6] == pytest.approx(taus[0] / 7)
+    assert taus[3] == taus[4] == taus[5] == pytest.approx(taus[0] / 1.03)
+    assert taus[6] == pytest.approx(taus[0] / 1.06)
+
+
+def test_a_message_that_is_nearly_empty_renews_the_threshold() -> None:
+    codec = codec_of(16, type="dct", density=0.1, every=1000, relative=False)
+    assert isinstance(codec, LargestEntries)
+    rows = rows_of(200, 16, 0, 0.0)
+    there_and_back(codec, rows, [100, 100])
+    first = tau_of(codec)
+    there_and_back(codec, rows / 10, [100, 100])
+    there_and_back(codec, rows / 10, [100, 100])
+    assert tau_of(codec) == pytest.approx(first / 10, rel=1e-6)
+
+
+def test_relative_thresholds_leave_no_row_out() -> None:
+    rows = rows_of(50, 16, 0, 0.0) * torch.logspace(-6, 0, 50)[:, None]
+    seen = {}
+    for relative in (False, True):
+        codec = codec_of(16, type="dct", density=0.2, relative=relative)
+        out, _, _ = there_and_back(codec, rows, [50])
+        seen[relative] = int(out.any(1).sum())
+    assert seen[True] == 50 and seen[False] < 30
 
 
 def test_everything_is_exactly_what_it_was_at_density_1() -> None:
