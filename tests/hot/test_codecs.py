@@ -12,7 +12,7 @@ import torch.distributed as dist
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.collectives import CollectiveCounter
 from tests.case import Case, Table, initial_weight, prefix, sharded
-from tests.cluster import Cluster, RankError
+from tests.cluster import Cluster
 from tests.hot.replicas import hot_rows, replica_bits, same_on_all_ranks
 from tests.parity import local_parts, train_step, whole
 from tests.reference import unsharded_run
@@ -71,7 +71,7 @@ def nothing_is_lost(case: Case) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.type} {c.density or ''}")
-@pytest.mark.parametrize("sync_every", [1, 3])
+@pytest.mark.parametrize("sync_every", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_does_not_travel_is_added_later(
     cluster_2: Cluster, codec: fr.CodecOptions, sync_every: int
 ) -> None:
@@ -170,7 +170,11 @@ def groups_lose_nothing(case: Case) -> None:
                 at += count
 
 
-@pytest.mark.parametrize("codec", CODECS[:3], ids=lambda c: f"{c.type} {c.density or ''}")
+@pytest.mark.parametrize(
+    "codec",
+    [CODECS[1], *(pytest.param(c, marks=pytest.mark.slow) for c in (CODECS[0], CODECS[2]))],
+    ids=lambda c: f"{c.type} {c.density or ''}",
+)
 def test_gradients_between_groups(
     clusters: Callable[[int], Cluster], codec: fr.CodecOptions
 ) -> None:
@@ -180,8 +184,12 @@ def test_gradients_between_groups(
 # ---------------------------------------------------------------- what is refused
 
 
-def only_shard(case: Case) -> None:
-    sharded(case)
+def error_of(case: Case) -> str:
+    try:
+        sharded(case)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def test_what_does_not_go_with_codecs_is_refused(cluster_2: Cluster) -> None:
@@ -190,5 +198,5 @@ def test_what_does_not_go_with_codecs_is_refused(cluster_2: Cluster) -> None:
     with pytest.raises(ValueError, match="codec is dct with sync 'weights', must be with sync"):
         fr.GridOptions(sharding_group_size=2, codec=DCT)
     clipped = hot_case(DCT, settings=(("gradient_clipping", True), ("max_gradient", 1.0)))
-    with pytest.raises(RankError, match="codec is dct and the optimizer clips gradients"):
-        cluster_2.run(only_shard, clipped)
+    for text in cluster_2.run(error_of, clipped):
+        assert "codec is dct and the optimizer clips gradients" in text

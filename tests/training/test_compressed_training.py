@@ -42,7 +42,7 @@ def test_a_run_goes_on_to_the_last_bit(cluster_2: Cluster, tmp_path: Path) -> No
                 assert torch.equal(value, other["state"][name]), name
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_other_ranks(
     clusters: Any, cluster_2: Cluster, tmp_path: Path, ranks: int
 ) -> None:
@@ -52,6 +52,7 @@ def test_a_run_goes_on_with_other_ranks(
     assert found[0]["result"]["log_loss"] < 0.7
 
 
+@pytest.mark.slow
 def test_fewer_bytes_and_it_learns(cluster_2: Cluster, tmp_path: Path) -> None:
     plain = with_hot_rows(tmp_path / "plain")
     results = [
