@@ -185,14 +185,17 @@ def test_no_results_are_missing() -> None:
     hot = (ROOT / "docs" / "hot-rows.md").read_text()
     assert re.search(r"\| hot batches, stream[^|]+\| 0\.7\d+ ± 0\.0\d+", hot)
     assert re.search(r"are back after \| never \| \d+ steps", hot)
+    compression = (ROOT / "docs" / "compression.md").read_text()
+    assert re.search(r"\| int8 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
+    assert re.search(r"\| 0\.009 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
 
 
 def test_figures_of_speed_are_those_of_the_measurements() -> None:
     """What stands between marks is what the committed measurements give."""
-    paths = (ROOT / "docs" / "performance.md", ROOT / "docs" / "hot-rows.md", ROOT / "README.md")
-    page, hot, readme = (path.read_text() for path in paths)
+    names = ("docs/performance.md", "docs/hot-rows.md", "docs/compression.md", "README.md")
+    page, hot, compression, readme = ((ROOT / name).read_text() for name in names)
     done = python("-c", FILL_PAGES, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == page + hot + readme
+    assert done.stdout == page + hot + compression + readme
     assert page.count("<!-- end -->") > 10 and hot.count("<!-- end -->") >= 4
     assert "| loopback | 2048 |" in readme
