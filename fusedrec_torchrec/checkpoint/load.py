@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import OBJ_PATH, set_element
@@ -29,7 +30,7 @@ from fusedrec_torchrec.checkpoint.table_state import (
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.verify import verify_together
-from fusedrec_torchrec.compression.state import load_compression_state
+from fusedrec_torchrec.compression.state import is_compressed, load_compression_state
 from fusedrec_torchrec.together import raise_together
 
 __all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
@@ -91,12 +92,20 @@ def load_checkpoint(
         work.extend(_Load(CheckpointReader(path), report, leave).fill(state))
 
     compression: list[dict[str, torch.Tensor]] = []
+    own_compression = False
 
     def read() -> None:
+        nonlocal own_compression
         for each in work:
             each()
         if optimizer is not None:
-            compression.extend(_compression_states(CheckpointReader(path)))
+            stored = _CompressionStates(CheckpointReader(path))
+            own_compression = stored.ranks == list(range(dist.get_world_size()))
+            if is_compressed(model):
+                wanted = [dist.get_rank()] if own_compression else stored.ranks
+                compression.extend(stored.read(rank) for rank in wanted)
+            elif stored.ranks:
+                log.warning("%s: what compression had left of gradients is not used here", path)
 
     # All ranks must find that it fits before one of them changes a number.
     for phase in (check, read):
@@ -104,21 +113,27 @@ def load_checkpoint(
     model.load_state_dict(state[WEIGHTS])
     if optimizer is not None:
         optimizer.load_state_dict(state[OPTIMIZER])
-        load_compression_state(model, compression)
+        load_compression_state(model, compression, own_compression)
     for line in report.converted:
         log.info("%s: %s", path, line)
     return report
 
 
-def _compression_states(reader: CheckpointReader) -> list[dict[str, torch.Tensor]]:
+class _CompressionStates:
     """What compression kept on each of the ranks that wrote the checkpoint."""
-    found: dict[int, dict[str, torch.Tensor]] = {}
-    for name in reader.tensors:
-        prefix, _, rest = name.partition(".")
-        if prefix == COMPRESSION:
-            rank, _, key = rest.partition(".")
-            found.setdefault(int(rank), {})[key] = reader.whole(name)
-    return [found[rank] for rank in sorted(found)]
+
+    def __init__(self, reader: CheckpointReader) -> None:
+        self._reader = reader
+        self._names: dict[int, dict[str, str]] = {}
+        for name in reader.tensors:
+            prefix, _, rest = name.partition(".")
+            if prefix == COMPRESSION:
+                rank, _, key = rest.partition(".")
+                self._names.setdefault(int(rank), {})[key] = name
+        self.ranks = sorted(self._names)
+
+    def read(self, rank: int) -> dict[str, torch.Tensor]:
+        return {key: self._reader.whole(name) for key, name in self._names[rank].items()}
 
 
 def _problem_of(function: Callable[[], None]) -> str | None:

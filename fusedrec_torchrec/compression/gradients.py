@@ -28,10 +28,12 @@ from fusedrec_torchrec.compression.threshold import Threshold
 from fusedrec_torchrec.exchange.codecs.codec import as_bytes, as_numbers
 from fusedrec_torchrec.exchange.codecs.largest import LargestEntries
 from fusedrec_torchrec.exchange.codecs.numbers import Numbers
+from fusedrec_torchrec.exchange.codecs.traffic import Traffic
 
 __all__ = ["GradientThresholds", "ThresholdedDataParallel", "thresholds_of"]
 
 LINE = 1 << 14  # entries whose places are told apart by two bytes
+USED_AT_LEAST = 0.1  # share of a message's room; of less, thresholds are renewed
 
 
 class ThresholdedDataParallel(DefaultDataParallelWrapper):
@@ -55,6 +57,11 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
             raise ValueError(
                 f"allreduce_comm_precision is {kwargs['allreduce_comm_precision']!r}, must be left "
                 "out: values of ThresholdOptions is the format of the entries"
+            )
+        if kwargs.get("find_unused_parameters"):
+            raise ValueError(
+                "find_unused_parameters is True, must be False: what is left of the gradients of a "
+                "parameter would be lost in steps that do not use it"
             )
         super().__init__(**kwargs)
         self._options = options or ThresholdOptions()
@@ -121,6 +128,13 @@ class GradientThresholds:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._before: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
         self._pg: dist.ProcessGroup | None = None
+        self.traffic = Traffic()
+        """Of parameters that do not travel whole: an all-reduce's bytes, and those of messages."""
+
+    @property
+    def _ranks(self) -> int:
+        assert self._pg is not None
+        return self._pg.size()
 
     def register(self, ddp: DistributedDataParallel) -> None:
         self._pg = ddp.process_group
@@ -209,7 +223,9 @@ class GradientThresholds:
         streams, _, used = codec.encode_those(
             flat.view(lines, LINE), magnitudes.view(lines, LINE), flat.new_ones(()), [lines]
         )
-        if used > 1:
+        self.traffic.plain += 2 * 4 * size
+        self.traffic.coded += sum(stream.nbytes for stream in streams) * self._ranks
+        if not USED_AT_LEAST <= used <= 1:
             for each in kept:
                 each.threshold.expire()
         if self._options.error_feedback:
@@ -277,8 +293,12 @@ class GradientThresholds:
                 with another number of ranks, to share what they had left.  Since gradients are
                 averaged over ranks, the mean of what was left is what each rank has left then.
         """
-        names = {name.removesuffix(".threshold") for state in states for name in state}
-        names = {name for name in names if not name.endswith(".left")}
+        names = {
+            name.removesuffix(".threshold")
+            for state in states
+            for name in state
+            if name.endswith(".threshold")
+        }
         self._parameters.clear()
         self._layouts.clear()
         for name in sorted(names):

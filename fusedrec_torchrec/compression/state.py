@@ -7,14 +7,13 @@ weights and optimizer state, where nobody who does not ask for it sees it.
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from fusedrec_torchrec.compression.gradients import thresholds_of
 from fusedrec_torchrec.exchange.codecs.largest import LargestEntries
 from fusedrec_torchrec.modules.fused_part import FusedPart, fused_parts
 
-__all__ = ["compression_state", "load_compression_state"]
+__all__ = ["compression_state", "is_compressed", "load_compression_state"]
 
 State = dict[str, torch.Tensor]
 
@@ -33,16 +32,25 @@ def compression_state(model: nn.Module) -> State:
     return found
 
 
-def load_compression_state(model: nn.Module, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+def is_compressed(model: nn.Module) -> bool:
+    """Whether anything is compressed that has a state."""
+    return thresholds_of(model) is not None or any(
+        _largest(part) or any(each.state() for _, each in part.synced_gradients())
+        for _, part in fused_parts(model)
+    )
+
+
+def load_compression_state(
+    model: nn.Module, states: Sequence[Mapping[str, torch.Tensor]], own: bool
+) -> None:
     """Goes on where the ranks of a training were.
 
     Args:
         model: sharded.
-        states: of all of its ranks, in order.  If they were as many as now, each rank becomes the
-            one it was; if not, all share what they had.  Empty, to begin anew.
+        states: of this rank, or of all ranks of a training with another number of them, who share
+            what those had.  Empty, to begin anew.
+        own: whether it is of this rank.
     """
-    if len(states) == dist.get_world_size():
-        states = [states[dist.get_rank()]]
     dense = thresholds_of(model)
     if dense is not None:
         dense.load([_below(state, "dense.") for state in states])
@@ -51,7 +59,7 @@ def load_compression_state(model: nn.Module, states: Sequence[Mapping[str, torch
             name = f"rows.{path}.{table}"
             codec.threshold.load([state[name] for state in states if name in state])
         for name, each in part.synced_gradients():
-            each.load([_below(state, f"{name}.{path}.") for state in states])
+            each.load([_below(state, f"{name}.{path}.") for state in states], own)
 
 
 def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:

@@ -12,13 +12,17 @@ import torch
 __all__ = ["Threshold", "quantile"]
 
 SAMPLE = 1 << 16
+PRIME = 2_654_435_761
 
 
 def quantile(values: torch.Tensor, density: float) -> torch.Tensor:
     """The magnitude that a share ``density`` of the values reaches, of a sample; 0-dim, no sync."""
     flat = values.reshape(-1)
-    stride = max(flat.numel() // SAMPLE, 1)
-    sample = flat[::stride].abs()
+    if flat.numel() > SAMPLE:
+        # In steps of a large prime: it visits all columns of a matrix alike, whatever their number.
+        steps = torch.arange(SAMPLE, device=flat.device)
+        flat = flat.index_select(0, steps.mul_(PRIME).remainder_(flat.numel()))
+    sample = flat.abs()
     rank = min(int((1 - density) * sample.numel()), sample.numel() - 1) + 1
     return sample.kthvalue(rank).values
 

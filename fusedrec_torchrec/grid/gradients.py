@@ -106,15 +106,15 @@ class SharedUpdates:
         self.finish()
         return coded.thresholds() | {f"{k}.left": left for k, left in enumerate(coded.left)}
 
-    def load(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Takes over the state of one rank; of other shards, thresholds only."""
+    def load(self, states: Sequence[dict[str, torch.Tensor]], own: bool) -> None:
+        """Takes over the state of this rank; of other shards, thresholds only."""
         coded = self._sync.coded
         if coded is None:
             return
         coded.load_thresholds(states)
         for k, left in enumerate(coded.left):
             found = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
-            if len(states) == 1 and found and found[0].shape == left.shape:
+            if own and found and found[0].shape == left.shape:
                 left.copy_(found[0])
             else:
                 left.zero_()

@@ -190,13 +190,13 @@ class HotRows:
             found |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, slots)}
         return found
 
-    def load(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Takes over the state of one rank, or shares those of others."""
+    def load(self, states: Sequence[dict[str, torch.Tensor]], own: bool) -> None:
+        """Takes over the state of this rank, or shares those of others."""
         coded = self._sync.coded
         if coded is None:
             return
         coded.load_thresholds(states)
-        share = 1 if len(states) == 1 else self._pg.size()
+        share = 1 if own else self._pg.size()
         for left in coded.left:
             left.zero_()
         for table, (k, ids, slots) in self._slots_of_tables().items():

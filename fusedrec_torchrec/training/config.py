@@ -364,6 +364,13 @@ class TrainConfig:
                         f"sharding.{name} and plan are both set: the plan says how tables are "
                         "sharded; leave out one of them"
                     )
+        exchange = self.sharding.exchange
+        is_fused = {"fused_row_wise", "auto"} & {self.sharding.type, *self.sharding.tables.values()}
+        if (exchange.codecs or exchange.table_codecs) and not is_fused and self.plan is None:
+            raise ValueError(
+                f"sharding.exchange has codecs, but no table is fused (sharding.type is "
+                f"{self.sharding.type}), must be left out: codecs are of fused tables"
+            )
         hot = self.data.hot_batches
         if hot.order != "mixed" and (
             self.sharding.hot.hot_set is None or not self.sharding.hot.hot_batches

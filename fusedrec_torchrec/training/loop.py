@@ -330,14 +330,19 @@ class Training:
 
 def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
     """How many times fewer bytes codecs have made of rows and gradients since the last record."""
+    wires = [part.wires for _, part in fused_parts(model) if part.wires is not None]
+    dense = thresholds_of(model)
     values = {}
-    for direction, name in enumerate(("rows", "gradients")):
-        wires = [part.wires[direction] for _, part in fused_parts(model) if part.wires is not None]
-        coded = sum(wire.traffic.coded for wire in wires)
+    for name, traffics in {
+        "rows": [forward.traffic for forward, _ in wires],
+        "gradients": [backward.traffic for _, backward in wires],
+        "dense_gradients": [] if dense is None else [dense.traffic],
+    }.items():
+        coded = sum(traffic.coded for traffic in traffics)
         if coded:
-            values[f"{name}_fewer_bytes"] = sum(wire.traffic.plain for wire in wires) / coded
-        for wire in wires:
-            wire.traffic.plain = wire.traffic.coded = 0
+            values[f"{name}_fewer_bytes"] = sum(traffic.plain for traffic in traffics) / coded
+        for traffic in traffics:
+            traffic.plain = traffic.coded = 0
     return values
 
 

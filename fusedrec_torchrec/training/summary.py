@@ -11,7 +11,7 @@ from fusedrec_torchrec.training.logs import read_log
 
 EXTRA = (
     *("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves"),
-    *("rows_fewer_bytes", "gradients_fewer_bytes"),
+    *("rows_fewer_bytes", "gradients_fewer_bytes", "dense_gradients_fewer_bytes"),
 )
 __all__ = ["draw_curves", "report", "summarize"]
 

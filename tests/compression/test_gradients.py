@@ -240,10 +240,50 @@ def wrapped_model() -> tuple[bool, bool]:
     return thresholds_of(model) is not None, thresholds_of(dense) is None
 
 
+def renewals() -> tuple[list[float], list[float]]:
+    """Thresholds when gradients suddenly grow, and when they fall."""
+    found = []
+    for factor in (100.0, 0.001):
+        ddp, thresholds = hooked(fr.ThresholdOptions(density=0.05, every=1000))
+        taus = []
+        for step in range(6):
+            ddp.zero_grad()
+            scale = factor if step >= 3 else 1.0
+            ddp([g * scale for g in gradients_of(step, dist.get_rank())]).backward()
+            taus.append(float(thresholds.state()["weights.0.threshold"][0]))
+        found.append(taus)
+    return found[0], found[1]
+
+
+def test_thresholds_follow_gradients(cluster_2: Cluster) -> None:
+    """Long before it is time to renew them."""
+    for grown, fallen in cluster_2.run(renewals):
+        assert grown[5] > 10 * grown[2]
+        # What is left of earlier gradients is still there.
+        assert fallen[5] < fallen[2]
+
+
+def names_that_mean_something() -> None:
+    """Of parameters that are called like parts of the state."""
+    thresholds = GradientThresholds(fr.ThresholdOptions(density=0.05))
+    module = nn.ModuleDict({"inner": nn.ParameterDict({"left": nn.Parameter(torch.zeros(400))})})
+    thresholds._names = {parameter: name for name, parameter in module.named_parameters()}
+    tau = torch.tensor([1.0, 2.0]).double()
+    state = {"inner.left.threshold": tau, "inner.left.left": torch.ones(400)}
+    thresholds.load([state])
+    assert thresholds.state().keys() == state.keys()
+
+
+def test_names_of_parameters_do_not_matter() -> None:
+    names_that_mean_something()
+
+
 def test_a_wrapper_for_distributed_model_parallel(cluster_2: Cluster) -> None:
     assert cluster_2.run(wrapped_model) == [(True, True)] * 2
     with pytest.raises(ValueError, match="allreduce_comm_precision is 'fp16', must be left out"):
         fr.ThresholdedDataParallel(allreduce_comm_precision="fp16")
+    with pytest.raises(ValueError, match="find_unused_parameters is True, must be False"):
+        fr.ThresholdedDataParallel(find_unused_parameters=True)
 
 
 def go_on_elsewhere() -> None:
@@ -284,6 +324,16 @@ def test_what_is_left_goes_on_with_a_checkpoint(cluster_2: Cluster) -> None:
 def test_settings_that_make_no_sense_are_refused(given: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         fr.ThresholdOptions(**given)
+
+
+@pytest.mark.parametrize("dim", [16, 20, 64])
+def test_a_sample_has_all_columns_alike(dim: int) -> None:
+    """Also where rows are as many as the sample has numbers."""
+    for rows in (1 << 16, 3 << 15, 100_003):
+        numbers = torch.rand(rows, dim, generator=torch.Generator().manual_seed(0))
+        numbers[:, :4] += 10
+        share = float((numbers >= quantile(numbers, 0.5)).float().mean())
+        assert share == pytest.approx(0.5, abs=0.01), (rows, dim)
 
 
 def test_a_quantile_of_a_sample() -> None:

@@ -110,9 +110,9 @@ def go_on(case: Case) -> None:
     hot, into = hot_rows(model), hot_rows(other)
     saved = {name: value.clone() for name, value in hot.state().items()}
     assert saved
-    into.load([])
+    into.load([], own=True)
     assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
-    into.load([saved])
+    into.load([saved], own=True)
     for step in range(3, 6):
         train_step(case, model, step)
         train_step(case, other, step)
@@ -122,9 +122,15 @@ def go_on(case: Case) -> None:
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, hot.state())
     nobody = {n: torch.zeros_like(v) if n.endswith("left") else v for n, v in states[0].items()}
-    into.load([*states, nobody])  # of three ranks, the last of which has nothing left
+    into.load([*states, nobody], own=False)  # of three ranks, the last of which has nothing left
     for name, left in left_of(other).items():
         assert torch.allclose(left, before[name], atol=1e-6)
+    into.load([states[0]], own=False)  # of the one rank of a training
+    for name, left in left_of(other).items():
+        wanted = torch.zeros_like(left)
+        if f"{name}.ids" in states[0]:
+            wanted[states[0][f"{name}.ids"]] = states[0][f"{name}.left"]
+        assert torch.allclose(left, wanted, atol=1e-6)
 
 
 def test_states_are_taken_over(cluster_2: Cluster) -> None:
@@ -168,6 +174,31 @@ def groups_lose_nothing(case: Case) -> None:
                 wanted = wanted + case.learning_rate * summed[at : at + count]
                 assert torch.allclose(part, wanted, atol=2e-4), table.name
                 at += count
+
+
+def groups_go_on(case: Case) -> None:
+    model, other = sharded(case), sharded(case)
+    shared, into = (
+        next(each for _, each in m.module.sparse.fused.synced_gradients()) for m in (model, other)
+    )
+    for step in range(3):
+        train_step(case, model, step)
+        train_step(case, other, step)
+    saved = {name: value.clone() for name, value in shared.state().items()}
+    into.load([], own=True)
+    assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
+    into.load([saved], own=True)
+    for step in range(3, 5):
+        train_step(case, model, step)
+        train_step(case, other, step)
+    for name, value in shared.state().items():
+        assert torch.equal(value, into.state()[name]), name
+    into.load([saved, saved], own=False)  # of other shards, perhaps
+    assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
+
+
+def test_states_of_groups_are_taken_over(clusters: Callable[[int], Cluster]) -> None:
+    clusters(4).run(groups_go_on, grid_case(DCT))
 
 
 @pytest.mark.parametrize(

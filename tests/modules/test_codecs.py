@@ -140,6 +140,45 @@ def test_dct_of_all_entries_is_training_without(cluster_2: Cluster, name: str) -
     cluster_2.run(train_alike, CASES[name], given)
 
 
+def train_alike_entry_by_entry(case: Case) -> None:
+    """All entries reach a threshold of zero: they go their own way, and arrive as they were."""
+    given = fr.Codecs(forward=fr.CodecOptions(type="dct", density=0.97, relative=False))
+    plain, coded = (sharded(case, options(case, each)) for each in (fr.Codecs(), given))
+    for codec in coded.module.sparse.fused.wires[0].codecs:
+        codec.threshold.load([torch.zeros(2)])
+    for step in range(case.steps):
+        one, other = (train_step(case, model, step) for model in (plain, coded))
+        for name in one:
+            assert torch.equal(one[name], other[name])
+    states = plain.state_dict(), coded.state_dict()
+    for key in states[0]:
+        for (_, a), (_, b) in zip(*(local_parts(state[key]) for state in states), strict=True):
+            assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_entries_find_their_places(cluster_2: Cluster, name: str) -> None:
+    cluster_2.run(train_alike_entry_by_entry, CASES[name])
+
+
+def thresholds_of_evaluations(case: Case) -> None:
+    forward = fr.CodecOptions(type="dct", density=0.3, every=2)
+    model = sharded(case, options(case, fr.Codecs(forward=forward)))
+    (codec, *_) = model.module.sparse.fused.wires[0].codecs
+    train_step(case, model, 0)
+    before = codec.threshold.state()
+    with torch.no_grad():
+        for step in range(1, 5):
+            model(batch(case, step, dist.get_rank()))
+    assert torch.equal(codec.threshold.state(), before)
+    train_step(case, model, 5)
+    assert not torch.equal(codec.threshold.state(), before)
+
+
+def test_evaluations_leave_thresholds_alone(cluster_2: Cluster) -> None:
+    cluster_2.run(thresholds_of_evaluations, CASES["ebc"])
+
+
 def forced(case: Case) -> None:
     """The machinery of bytes itself changes nothing: one table's codec is not exact."""
     given = fr.ExchangeOptions(table_codecs={"b": codecs("bf16", "bf16")})
@@ -296,19 +335,21 @@ def test_codecs_of_the_options_come_before_the_registry(cluster_2: Cluster) -> N
 
 
 class Thirds:
-    """A codec that a user wrote: float32 in three bytes."""
+    """A codec that a user wrote: float32 in three bytes, after four that say nothing."""
 
     quantized_dtype = torch.uint8
 
     def encode(self, numbers: torch.Tensor, ctx: Any = None) -> torch.Tensor:
-        return numbers.contiguous().view(-1, 1).view(torch.uint8)[:, 1:].reshape(-1)
+        kept = numbers.contiguous().view(-1, 1).view(torch.uint8)[:, 1:].reshape(-1)
+        return torch.cat([torch.zeros(4, dtype=torch.uint8), kept])
 
     def decode(self, wire: torch.Tensor, ctx: Any = None) -> torch.Tensor:
-        lost = torch.zeros(wire.numel() // 3, 1, dtype=torch.uint8)
-        return torch.cat([lost, wire.view(-1, 3)], dim=1).view(torch.float32).view(-1)
+        kept = wire[4:].view(-1, 3)
+        lost = torch.zeros(len(kept), 1, dtype=torch.uint8)
+        return torch.cat([lost, kept], dim=1).view(torch.float32).view(-1)
 
     def calc_quantized_size(self, numbers: int, ctx: Any = None) -> int:
-        return 3 * numbers
+        return 3 * numbers + 4
 
     def create_context(self) -> None:
         return None
@@ -334,9 +375,21 @@ def test_any_codec_of_a_registry_is_taken(cluster_2: Cluster) -> None:
     case = Case((Table("a", 200, dim=16),), (50, 60), integers=False, steps=2)
     plain = cluster_2.run(bytes_with_registry, case, ("fp32", "fp32"), None)
     thirds = cluster_2.run(with_a_users_codec, case)
-    assert [[4 * n for n in of_rank] for of_rank in thirds] == [
+    assert [[4 * (n - 4) for n in of_rank] for of_rank in thirds] == [
         [3 * n for n in of_rank] for of_rank in plain
     ]
+
+
+def with_nothing_to_say(case: Case) -> None:
+    """One rank asks for no rows at all."""
+    both: Any = QuantizedCommCodecs(forward=Thirds(), backward=Thirds())  # type: ignore[arg-type]
+    registry = {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: both}
+    model = sharded_with_registry(case, registry, None)
+    train_step(case, model, 0)
+
+
+def test_codecs_of_a_registry_and_a_rank_without_rows(cluster_2: Cluster) -> None:
+    cluster_2.run(with_nothing_to_say, Case((Table("a", 200, dim=16),), (0, 6), integers=False))
 
 
 # ---------------------------------------------------------------- what is refused

@@ -10,8 +10,16 @@ from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
 from tests.faults.faulty import train_faulty
+from tests.faults.test_bad_batches import STEP, sample_of, without_the_step
+from tests.faults.test_bad_batches import config as bad_data
 from tests.training.runs import train
 from tests.training.test_hot_training import with_hot_rows
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return sample_of(tmp_path_factory.mktemp("data"), STEP)
+
 
 DCT = {"type": "dct", "density": 0.4, "every": 5}
 
@@ -67,12 +75,17 @@ def test_fewer_bytes_and_it_learns(cluster_2: Cluster, tmp_path: Path) -> None:
     assert sent[1] < sent[0]
 
 
-def test_a_skipped_step_leaves_nothing_behind(cluster_2: Cluster, tmp_path: Path) -> None:
+def test_a_skipped_step_leaves_nothing_behind(
+    cluster_2: Cluster, tmp_path: Path, sample: int
+) -> None:
     """Gradients of the dense part that were not used are not added later, either."""
-    settings: dict[str, Any] = {"bad_batches": {"policy": "skip"}, "eval_every": 0, "steps": 12}
-    data = compressed(tmp_path / "skip", **settings)
-    data["data"]["lanes"] = 4
-    found = cluster_2.run(train_faulty, data, dict.fromkeys(range(300, 310), "gradient"))
-    assert found[0]["skipped"] >= 1
-    for name, value in found[0]["state"].items():
-        assert torch.isfinite(value).all(), name
+    changes: dict[str, Any] = {
+        "sharding": {"dense_gradients": {"density": 0.1, "min_elements": 30}},
+    }
+    (want, _) = without_the_step(cluster_2, tmp_path / "reference", **changes)
+    data = bad_data(tmp_path / "skip", **changes)
+    data["bad_batches"] = {"policy": "skip"}
+    (got, _) = cluster_2.run(train_faulty, data, {sample: "gradient"})
+    assert got["skipped"] == 1
+    for name, tensor in want["state"].items():
+        assert torch.equal(got["state"][name], tensor), name

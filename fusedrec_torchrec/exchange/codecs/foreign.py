@@ -71,9 +71,10 @@ class ForeignCodec(Codec):
         self._dim = dim
         try:  # some work on some devices, and with some dimensions only
             ones = torch.ones(2, dim, device=device)
-            streams, _ = self.encode(ones, [1, 1], False)
-            self.decode(streams, [1, 1], torch.empty_like(ones))
-            right = [each.numel() for each in streams] == [sum(each) for each in self.sizes([1, 1])]
+            counts = [1, 0, 1]
+            streams, _ = self.encode(ones, counts, False)
+            self.decode(streams, counts, torch.empty_like(ones))
+            right = [each.numel() for each in streams] == [sum(each) for each in self.sizes(counts)]
         except Exception as error:
             raise ValueError(
                 f"qcomm_codecs_registry has a codec ({self._name}) that fails on {device.type} for "
@@ -93,7 +94,8 @@ class ForeignCodec(Codec):
 
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         context, item = self._codec.create_context(), self._codec.quantized_dtype.itemsize
-        return [[self._codec.calc_quantized_size(n * self._dim, context) * item for n in counts]]
+        size = self._codec.calc_quantized_size
+        return [[size(n * self._dim, context) * item if n else 0 for n in counts]]
 
     def encode(
         self,

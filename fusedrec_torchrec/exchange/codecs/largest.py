@@ -182,7 +182,8 @@ def _relative(rows_RD: torch.Tensor) -> torch.Tensor:
     if not rows_RD.numel():
         return rows_RD
     largest_R1 = rows_RD.abs().amax(1, keepdim=True)
-    return rows_RD / largest_R1.clamp(min=torch.finfo(rows_RD.dtype).tiny)
+    # All entries of a row of zeros are its largest: they could not be trained if they were not.
+    return torch.where(largest_R1 == 0, 1.0, rows_RD / largest_R1)
 
 
 def _per_rank(in_row_R: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

@@ -3,8 +3,8 @@
 Buffers are in the order (rank, bucket, stream), so that one all-to-all moves them.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +16,12 @@ from fusedrec_torchrec.exchange.codecs.int8 import Int8
 from fusedrec_torchrec.exchange.codecs.largest import MOST_COLUMNS, LargestEntries
 from fusedrec_torchrec.exchange.codecs.numbers import EntryNumbers, Numbers
 from fusedrec_torchrec.exchange.codecs.options import DENSITY, EVERY, CodecOptions, Codecs
+from fusedrec_torchrec.exchange.codecs.traffic import Traffic
 from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
 
 __all__ = ["Wire", "build", "build_backward", "bytes_of_row"]
+
+logger = logging.getLogger(__name__)
 
 Counts = list[list[int]]  # [rank][bucket] rows
 
@@ -42,9 +45,15 @@ def build(options: Any, dim: int, device: torch.device) -> Codec:
         return Numbers.of(values, dim)
     if dim > MOST_COLUMNS:
         raise ValueError(f"type is dct for rows of {dim} columns, must be at most {MOST_COLUMNS}")
-    return LargestEntries(
-        dim, density, options.every or EVERY, Numbers.of(values, 1), options.relative is not False
-    )
+    relative = options.relative is not False
+    if relative and density * dim < 1:
+        logger.warning(
+            "density is %g for rows of %d columns: fewer entries travel than there are rows, so "
+            "some rows send nothing and are not trained",
+            density,
+            dim,
+        )
+    return LargestEntries(dim, density, options.every or EVERY, Numbers.of(values, 1), relative)
 
 
 def build_backward(options: Any, forward: Codec, dim: int, device: torch.device) -> Codec:
@@ -64,19 +73,6 @@ def bytes_of_row(codecs: Codecs, dim: int) -> tuple[float, float]:
     backward = build_backward(codecs.backward, forward, dim, cpu)
     sizes = [sum(map(sum, codec.sizes([many]))) / many for codec in (forward, backward)]
     return sizes[0], sizes[1]
-
-
-@dataclass
-class Traffic:
-    """What has been sent, to the own rank included.
-
-    Attributes:
-        plain: bytes that it would have been as float32.
-        coded: bytes that it was.
-    """
-
-    plain: int = 0
-    coded: int = 0
 
 
 class Wire:
