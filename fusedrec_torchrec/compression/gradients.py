@@ -126,7 +126,7 @@ class GradientThresholds:
         self._parameters: dict[str, _Parameter] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._layouts: dict[tuple[str, ...], _Layout] = {}
-        self._before: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._before: dict[str, tuple[torch.Tensor | None, Any]] = {}
         self._pg: dist.ProcessGroup | None = None
         self.traffic = Traffic()
         """Of parameters that do not travel whole: an all-reduce's bytes, and those of messages."""
@@ -208,7 +208,7 @@ class GradientThresholds:
         parts = flat[:size].split([gradients[i].numel() for i in layout.large])
         kept = [self._parameters[names[i]] for i in layout.large]
         for part, i, each in zip(parts, layout.large, kept, strict=True):
-            self._before[names[i]] = each.left, each.threshold.state()
+            self._before[names[i]] = each.left, each.threshold.snapshot()
             part.copy_(gradients[i].reshape(-1))
             if each.left is not None:
                 part.add_(each.left.reshape(-1))
@@ -274,7 +274,7 @@ class GradientThresholds:
         """Forgets the last step, whose gradients are not used."""
         for name, (left, threshold) in self._before.items():
             self._parameters[name].left = left
-            self._parameters[name].threshold.load([threshold])
+            self._parameters[name].threshold.restore(threshold)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Of this rank, by name."""

@@ -67,6 +67,13 @@ class Threshold:
         """0-dim; None before the first step."""
         return self._tau
 
+    def snapshot(self) -> tuple[torch.Tensor | None, int]:
+        """What ``restore`` wants; stays on its device."""
+        return self._tau, self._age
+
+    def restore(self, snapshot: tuple[torch.Tensor | None, int]) -> None:
+        self._tau, self._age = snapshot
+
     def state(self) -> torch.Tensor:
         """tau, or NaN if there is none yet, and the steps since it was renewed."""
         tau = torch.tensor(torch.nan) if self._tau is None else self._tau.cpu()

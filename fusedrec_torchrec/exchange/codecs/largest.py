@@ -18,6 +18,7 @@ from fusedrec_torchrec.compression.threshold import Threshold
 from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries, as_bytes, as_numbers
 from fusedrec_torchrec.exchange.codecs.numbers import Numbers, Room
+from fusedrec_torchrec.exchange.transfer import to_device
 
 __all__ = ["LargestEntries"]
 
@@ -188,7 +189,7 @@ def _relative(rows_RD: torch.Tensor) -> torch.Tensor:
 
 def _per_rank(in_row_R: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Sums of rows' numbers over each rank's rows."""
-    ends = torch.tensor([*accumulate(counts, initial=0)], device=in_row_R.device)
+    ends = to_device([*accumulate(counts, initial=0)], in_row_R.device)
     sums = torch.cat([in_row_R.new_zeros(1), in_row_R.cumsum(0)]).index_select(0, ends)
     return sums[1:] - sums[:-1]
 
@@ -199,7 +200,7 @@ def _in_rooms(
     """Positions of the entries, in the room of their rank's message each."""
     at = keep_RD.view(-1).nonzero().flatten()
     totals_W = _per_rank(in_row_R, counts)
-    room_starts_W = torch.tensor([*accumulate(rooms, initial=0)][:-1], device=at.device)
+    room_starts_W = to_device([*accumulate(rooms, initial=0)][:-1], at.device)
     shift_W = room_starts_W - (totals_W.cumsum(0) - totals_W)
     places = torch.arange(at.numel(), device=at.device) + shift_W.repeat_interleave(
         totals_W, output_size=at.numel()
@@ -215,12 +216,12 @@ def _first_in_row(
     Unused room is one more row of each rank, behind its others.
     """
     device, ranks, rows = in_row_R.device, len(counts), in_row_R.numel()
-    ends = torch.tensor([*accumulate(counts)], device=device)
+    ends = to_device([*accumulate(counts)], device)
     rank_R = torch.arange(ranks, device=device).repeat_interleave(
-        torch.tensor(counts, device=device), output_size=rows
+        to_device(counts, device), output_size=rows
     )
     places_R = torch.arange(rows, device=device) + rank_R
-    unused_W = torch.tensor(rooms, device=device) - _per_rank(in_row_R, counts)
+    unused_W = to_device(rooms, device) - _per_rank(in_row_R, counts)
     repeats = in_row_R.new_empty(rows + ranks)
     repeats.index_copy_(0, places_R, in_row_R)
     repeats.index_copy_(0, ends + torch.arange(ranks, device=device), unused_W)

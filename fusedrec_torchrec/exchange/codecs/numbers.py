@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fusedrec_torchrec.exchange.codecs.codec import Codec, Entries, as_bytes, as_numbers
+from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.magnitude import largest_magnitude
 
 __all__ = ["EntryNumbers", "Numbers", "power_of_two", "rows_of_scales"]
@@ -29,7 +30,7 @@ def power_of_two(numbers: torch.Tensor, exponent: int) -> torch.Tensor:
 def rows_of_scales(stream: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """The scale that each row was sent with, [R, 1]."""
     scales_W = as_numbers(stream, SCALE)
-    ranks = torch.tensor(counts, device=scales_W.device)
+    ranks = to_device(counts, scales_W.device)
     return scales_W.repeat_interleave(ranks, output_size=sum(counts))[:, None]
 
 
