@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SYSTEMS, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import (
+    CODEC_SYSTEMS,
+    HOT_SYSTEMS,
+    SYSTEMS,
+    SuiteConfig,
+    WorkloadConfig,
+)
 from fusedrec_torchrec.config import from_mapping, load_yaml, to_mapping
 
 SUITES = sorted(Path(__file__).parents[2].glob("benchmarks/*.yaml"))
@@ -65,4 +71,4 @@ def test_there_are_ready_suites() -> None:
         p.stem for p in SUITES
     }
     default = {system for w in SuiteConfig().expanded() for system in w.systems}
-    assert set(SYSTEMS) == default | set(HOT_SYSTEMS)
+    assert set(SYSTEMS) == default | set(HOT_SYSTEMS) | set(CODEC_SYSTEMS)
