@@ -28,6 +28,7 @@ def small_suite() -> SuiteConfig:
     return SuiteConfig(systems=systems, pairs=5, steps=1, workloads=[workload])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_bytes_are_predicted_to_two_percent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

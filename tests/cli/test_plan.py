@@ -51,6 +51,7 @@ def test_plans_differ_or_do_not(tmp_path: Path, capsys: Capture) -> None:
     assert re.search(r"ranks +2 +4", shown) and "50 x 2" in shown and "25 x 4" in shown
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Not the order of sets, nor anything else of a process."""
     texts = []

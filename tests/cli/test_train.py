@@ -123,6 +123,7 @@ def test_interrupting_is_exit_code_130_and_leaves_no_rank(tmp_path: Path) -> Non
     assert ranks and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_plain_torchrun_trains_on_criteo_text(tmp_path: Path) -> None:
     """As one process a rank, with reader processes, from text that is prepared on the way."""
     text = write(tmp_path / "train.txt.gz", lines(2000))

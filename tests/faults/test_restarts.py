@@ -136,6 +136,7 @@ def test_fewer_ranks_after_a_restart(tmp_path: Path) -> None:
     assert "24/30" in done.stderr
 
 
+@pytest.mark.slow
 def test_fewer_ranks(clusters: Callable[[int], Cluster], tmp_path: Path) -> None:
     """Elastic restarts: from the same checkpoint on any number of ranks."""
     data = small(tmp_path / "run", checkpoint={"every": 12, "asynchronous": False})
