@@ -100,7 +100,8 @@ COLLECTIVES = ("all_to_all", "all_reduce", "all_gather")
 
 def table(results: dict[Run, dict[str, float]], what: str, seeds: int) -> str:
     """The results in Markdown."""
-    systems = ROWS if what == "rows" else DENSE
+    every = ROWS if what == "rows" else DENSE
+    systems = [s for s in every if {(what, s, 0), ("rows", s, 0)} & results.keys()]
 
     def of(system: str, seed: int) -> dict[str, float]:
         return results.get((what, system, seed)) or results["rows", system, seed]
@@ -137,11 +138,20 @@ def main() -> None:
     parser.add_argument("data", help="a text file in Criteo's format")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[name for _, name in SYSTEMS],
+        help=f"runs this system and {PLAIN}; may be given several times",
+    )
     parser.add_argument("--document", type=Path, help="document to write the tables into")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
         parser.error("--seeds must be at least 2, for a spread")
-    runs = [(*system, seed) for seed in range(arguments.seeds) for system in SYSTEMS]
+    if arguments.only and arguments.document:
+        parser.error("--only and --document are both given: a document has all systems")
+    chosen = [s for s in SYSTEMS if not arguments.only or s[1] in (PLAIN, *arguments.only)]
+    runs = [(*system, seed) for seed in range(arguments.seeds) for system in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = PrepareOptions(min_count=3, on_bad_line="skip")
