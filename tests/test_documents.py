@@ -59,6 +59,7 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, script],
         env={**os.environ, **port, "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,  # some write files
         capture_output=True,
         text=True,
         timeout=120,
