@@ -230,6 +230,16 @@ def test_a_message_that_is_nearly_empty_renews_the_threshold() -> None:
     assert tau_of(codec) == pytest.approx(first / 10, rel=1e-6)
 
 
+def test_rows_of_zeros_can_be_trained() -> None:
+    """Gradients come back for entries that travelled, zeros or not."""
+    rows = rows_of(1000, 16, 0, 0.0)
+    rows[:100] = 0
+    _, sent, _ = there_and_back(codec_of(16, type="dct", density=0.25), rows, [1000])
+    assert sent is not None
+    travelled = torch.bincount(sent.at_E[sent.at_E < rows.numel()] // 16, minlength=1000)
+    assert bool((travelled[:100] > 0).all())
+
+
 def test_relative_thresholds_leave_no_row_out() -> None:
     rows = rows_of(50, 16, 0, 0.0) * torch.logspace(-6, 0, 50)[:, None]
     seen = {}
