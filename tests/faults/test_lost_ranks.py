@@ -15,9 +15,11 @@ from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.output_dist import _RowExchange
 from fusedrec_torchrec.hot.sync import GradientSync
 from fusedrec_torchrec.lost_rank import LostRankError
+from fusedrec_torchrec.training.metrics import ClickSums
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
 from tests.parity import train_step
+from tests.training.runs import small, train
 
 HOT = (Table("a", 50, hot=(0, 1, 2)), Table("b", 33, dim=16))
 SLOW = pytest.mark.slow
@@ -127,3 +129,34 @@ def test_a_rank_that_dies_is_named_at_once(tmp_path: Path) -> None:
         cluster.stop(kill=True)
     assert len(texts) == 1
     assert texts.pop().startswith("stage 'ids': rank 1 is gone: its connection broke; ranks 0, 2")
+
+
+def error_of_a_run(data: dict[str, Any]) -> str:
+    """A rank hangs where no exchange is: before the metrics of all ranks are added up."""
+    original = ClickSums.compute
+
+    def late(sums: ClickSums) -> dict[str, float]:
+        if dist.get_rank() == 1:
+            hang_until_others_gave_up()
+        return original(sums)
+
+    try:
+        with mock.patch.object(ClickSums, "compute", late):
+            train(data)
+    except LostRankError as error:
+        if dist.get_rank() == 0:
+            dist.distributed_c10d._get_default_store().set("others gave up", "1")
+        return str(error)
+    return "nothing happened"
+
+
+@SLOW
+def test_a_rank_that_hangs_outside_the_exchange_is_named(tmp_path: Path) -> None:
+    data = small(tmp_path, eval_every=0, launch={"timeout_seconds": 2})
+    cluster = Cluster(2, timeout=2)
+    try:
+        found = cluster.run(error_of_a_run, data)
+    finally:
+        cluster.stop(kill=True)
+    assert found[0].startswith("stage 'dense part': rank 1 did not answer in time"), found
+    assert len(set(found)) == 1
