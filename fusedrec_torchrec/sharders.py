@@ -17,6 +17,7 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingEnv2D,
 )
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -30,6 +31,7 @@ from fusedrec_torchrec.modules import (
     FusedShardedFeatureProcessedEmbeddingBagCollection,
     KnownNames,
 )
+from fusedrec_torchrec.modules.agreement import check_agreement
 from fusedrec_torchrec.momentum_scale import (
     resolve_fused_params,
     resolve_parameters,
@@ -92,6 +94,24 @@ class _FusedTableSharder(_FusedTypeMixin):
         resolve_parameters(module, groups)
         return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
 
+    def _check_agreement(
+        self,
+        module: EmbeddingBagCollection | EmbeddingCollection,
+        configs: Sequence[BaseEmbeddingConfig],
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None,
+        module_fqn: str | None,
+    ) -> None:
+        """Refuses to shard a module that ranks were given different plans or settings for."""
+        settings = {
+            "fused_params": self._fused_params,  # type: ignore[attr-defined]
+            "qcomm_codecs_registry": self.qcomm_codecs_registry,  # type: ignore[attr-defined]
+            "options": self._options,
+            "hot": self._hot,
+        }
+        check_agreement(module, configs, params, env, device, module_fqn, settings)
+
     def _with_codecs(
         self, params: dict[str, ParameterSharding], pooled: bool
     ) -> dict[str, ParameterSharding]:
@@ -133,6 +153,8 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingBagCollection:
+        configs = module.embedding_bag_configs()
+        self._check_agreement(module, configs, params, env, device, module_fqn)
         sharded = FusedShardedEmbeddingBagCollection(
             module,
             self._with_codecs(params, pooled=True),
@@ -175,6 +197,8 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingCollection:
+        configs = module.embedding_configs()
+        self._check_agreement(module, configs, params, env, device, module_fqn)
         has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
         # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
         on_cuda = device is not None and device.type == "cuda"

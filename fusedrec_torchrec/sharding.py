@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import PoolingType
 
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.exchange.codecs.wire import Wire, build, build_backward
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -29,7 +30,8 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
 from fusedrec_torchrec.exchange.lookup import FusedLookup, check_bucket
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
-from fusedrec_torchrec.hot.choose import choose
+from fusedrec_torchrec.fingerprint import check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.hot.choose import Chosen, choose
 from fusedrec_torchrec.hot.index import HotIndex
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.hot.rows import HotRows
@@ -113,7 +115,7 @@ class FusedEmbeddingSharding(
             options: the user's settings, also for all tables together.
             lookup: of this sharding.
         """
-        chosen = choose(rules, options, self.layout, lookup.kernels)
+        chosen = self._choose_on_all_ranks(rules, options, lookup)
         if chosen is None:
             if options != HotOptions(tables=options.tables):
                 logger.warning(
@@ -133,6 +135,28 @@ class FusedEmbeddingSharding(
         self.layout = layout
         index = HotIndex(layout, chosen.home_keys(layout))
         self.hot = lookup.hot = HotRows(self._group(), layout, lookup.kernels, index, options)
+
+    def _choose_on_all_ranks(
+        self, rules: Mapping[str, HotRule], options: HotOptions, lookup: FusedLookup
+    ) -> Chosen | None:
+        """The hot rows; every rank reads files of its own, so ranks compare what they chose."""
+        chosen, problem, facts = None, None, {}
+        try:
+            chosen = choose(rules, options, self.layout, lookup.kernels)
+        except (ValueError, OSError) as error:
+            problem = error
+            facts = facts_of("error", str(error))
+        if chosen is not None:
+            facts = facts_of("capacity of buckets", chosen.capacity)
+            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
+            facts |= facts_of("use of C++ operators", native.available_on(self._device))
+            for table, ids in zip(self.layout.tables, chosen.ids, strict=True):
+                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
+        if rules or options.rule is not None or options.hot_set is not None:
+            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
+        if problem is not None:
+            raise problem
+        return chosen
 
     def create_lookup(
         self,

@@ -29,6 +29,7 @@ from fusedrec_torchrec.exchange.codecs.codec import as_bytes, as_numbers
 from fusedrec_torchrec.exchange.codecs.largest import LargestEntries
 from fusedrec_torchrec.exchange.codecs.numbers import Numbers
 from fusedrec_torchrec.exchange.codecs.traffic import Traffic
+from fusedrec_torchrec.fingerprint import check_same_on_all_ranks, facts_of
 
 __all__ = ["GradientThresholds", "ThresholdedDataParallel", "thresholds_of"]
 
@@ -67,6 +68,8 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
         self._options = options or ThresholdOptions()
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        facts = facts_of("options", self._options)
+        check_same_on_all_ranks("ThresholdOptions", facts, env.process_group, device)
         was_wrapped = isinstance(dmp._dmp_wrapped_module, DistributedDataParallel)
         super().wrap(dmp, env, device)
         ddp: Any = dmp._dmp_wrapped_module

@@ -27,6 +27,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
+from fusedrec_torchrec.fingerprint import check_same_on_all_ranks, facts_of
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.sync import replicas_of
@@ -86,6 +87,7 @@ class GridModelParallel(DMPCollection):
         if not isinstance(grid, GridOptions):
             raise ValueError(f"grid is {grid!r}, must be GridOptions(sharding_group_size=...)")
         device = device or torch.device("cpu")
+        check_same_on_all_ranks("GridOptions", facts_of("grid", grid), everyone, device)
         size = grid.sharding_group_size
         ranks = dist.get_world_size()
         groups = grid.groups(ranks)

@@ -21,7 +21,7 @@ import torch
 
 from fusedrec_torchrec.files import locked
 
-__all__ = ["available", "available_on"]
+__all__ = ["available", "available_on", "source_version"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ def available() -> bool:
 def available_on(device: torch.device) -> bool:
     """Whether the operators can be used for tensors on a device."""
     return device.type == "cpu" and available()
+
+
+def source_version() -> str:
+    """Tells the operators of one release from those of another, whether they are built or not."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
 
 
 def _build_and_load() -> None:

@@ -1,0 +1,168 @@
+"""What all ranks must have in common, compared before a difference can do harm.
+
+Ranks that were given different plans or options would train on without a word, each by its own
+arithmetic.  So before a module is sharded, every rank writes down what it was given as *facts*, one
+line of text for each setting, and all compare a hash of them: 32 bytes, once.  Only if hashes
+differ do the facts themselves travel, and every rank raises the same error, which names what
+differs, and on which ranks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.together import of_all_ranks
+
+__all__ = ["Facts", "check_same_on_all_ranks", "facts_of"]
+
+Facts = dict[str, str]
+
+SHOWN_LENGTH = 120  # characters of a fact in an error message
+SHOWN_FACTS = 5
+SHOWN_NUMBERS = 16
+HASH_BYTES = 32
+PLAIN = (bool, int, float, complex, str, bytes)
+
+
+def facts_of(name: str, value: Any) -> Facts:
+    """Writes down a value, setting by setting; what is None is left out.
+
+    Args:
+        name: of the value; the names of its settings follow it.
+        value: a dataclass, a mapping or anything that ``_text`` can write down.
+    """
+    return dict(_facts(name, value))
+
+
+def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    if is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from _facts(f"{name}.{each.name}", getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _facts(f"{name}.{key}", value[key])
+    else:
+        yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    """The same text for the same value on every rank, so without addresses of objects.
+
+    Paths may differ from machine to machine; what is in the files is compared by who reads them.
+    """
+    if value is None or isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Path):
+        return "a file"
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.size <= SHOWN_NUMBERS:
+        return f"{value.tolist()}"
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.size} numbers (sha256 {digest[:12]})"
+    if isinstance(value, partial):
+        return f"{_text(value.func)}{_text(value.args)}{_text(value.keywords)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_text(value[k])}" for k in sorted(value, key=str)) + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(_text, value))) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{type(value).__qualname__}{_text(_plain_attributes(value))}"
+
+
+def _plain_attributes(value: Any) -> dict[str, Any]:
+    """Settings of an object of a class that we do not know."""
+    attributes = getattr(value, "__dict__", {})
+    return {k: v for k, v in attributes.items() if isinstance(v, (*PLAIN, Enum, torch.dtype))}
+
+
+def check_same_on_all_ranks(
+    what: str, facts: Mapping[str, str], pg: dist.ProcessGroup | None, device: torch.device
+) -> None:
+    """Compares facts with those of all other ranks; all ranks of the group must call it.
+
+    Args:
+        what: the facts are about, for the error.
+        facts: of this rank.
+        pg: the process group; all ranks if None.
+        device: where collectives run.
+
+    Raises:
+        ValueError: on all ranks, naming what differs on which of them.
+    """
+    if not dist.is_initialized() or dist.get_world_size(pg) == 1:
+        return
+    if len(set(_hashes(facts, pg, device))) == 1:
+        return
+    shown = {name: _shown(text) for name, text in facts.items()}
+    raise ValueError(_difference(what, of_all_ranks(shown, pg)))
+
+
+def _hashes(
+    facts: Mapping[str, str], pg: dist.ProcessGroup | None, device: torch.device
+) -> list[bytes]:
+    """The hash of every rank's facts, in rank order."""
+    digest = hashlib.sha256()
+    for name, text in facts.items():
+        digest.update(f"{name}\0{text}\0".encode())
+    own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
+    every = own.new_empty(dist.get_world_size(pg) * HASH_BYTES)
+    work = dist.all_gather_into_tensor(every, own, group=pg, async_op=True)
+    wait(work, pg, "sharding")
+    content = bytes(every.cpu().tolist())
+    return [content[i : i + HASH_BYTES] for i in range(0, len(content), HASH_BYTES)]
+
+
+def _shown(text: str) -> str:
+    """A fact as an error shows it; cut ones are told apart by a hash."""
+    if len(text) <= SHOWN_LENGTH:
+        return text
+    return f"{text[:SHOWN_LENGTH]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _difference(what: str, facts_by_rank: Sequence[Mapping[str, str]]) -> str:
+    names = dict.fromkeys(name for facts in facts_by_rank for name in facts)
+    found = []
+    for name in names:
+        ranks_of: dict[str | None, list[int]] = {}
+        for rank, facts in enumerate(facts_by_rank):
+            ranks_of.setdefault(facts.get(name), []).append(rank)
+        if len(ranks_of) > 1:
+            found.append(f"{name} is " + " and ".join(_said(*each) for each in ranks_of.items()))
+    if not found:  # the same facts, told in another order
+        found = ["the order of " + ", ".join(list(names)[:SHOWN_FACTS])]
+    more = f"; and {len(found) - SHOWN_FACTS} more" if len(found) > SHOWN_FACTS else ""
+    return (
+        f"ranks do not agree about {what}: {'; '.join(found[:SHOWN_FACTS])}{more}. All ranks must "
+        "be given the same model, plan, options, optimizer settings and versions"
+    )
+
+
+def _said(text: str | None, ranks: Sequence[int]) -> str:
+    shown = "not given" if text is None else text
+    return f"{shown} on rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Rank numbers; of a cluster of thousands, the first ones."""
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return ", ".join(map(str, ranks[:8])) + more
