@@ -95,10 +95,9 @@ def _facts_of_plan(table: str, sharding: ParameterSharding, ranks: list[int]) ->
     """A table's part of the plan; ranks are numbered within the group that the plan is for."""
     number = {rank: i for i, rank in enumerate(ranks)}
     given = {each.name: getattr(sharding, each.name) for each in fields(sharding)}
-    spec = given.pop("sharding_spec")
-    if given["ranks"] is not None:
-        given["ranks"] = [number.get(rank, rank) for rank in given["ranks"]]
+    spec, planned_ranks = given.pop("sharding_spec"), given.pop("ranks")
     if isinstance(spec, EnumerableShardingSpec):
+        given["ranks"] = [number.get(rank, rank) for rank in planned_ranks or []]
         name, shards = _shards(spec, number)
         given[name] = shards
     return facts_of(f"plan of table {table!r}", given)

@@ -32,8 +32,9 @@ FREE_TO_CHANGE = {
     *("sharding.type", "sharding.tables", "sharding.exchange.input_dist"),
     *("sharding.exchange.extra_features", "sharding.exchange.capacity_slack"),
     *("sharding.exchange.codecs", "sharding.exchange.table_codecs"),
-    *("sharding.dense_gradients", "sharding.hot.codec"),
+    *("sharding.dense_gradients", "sharding.grid", "sharding.hot", "plan"),
     *("optimizer.embedding.learning_rate", "optimizer.embedding.eps"),
+    "optimizer.embedding.momentum_scale",
     *("optimizer.dense.learning_rate", "optimizer.schedule"),
 }
 
@@ -160,10 +161,13 @@ def _refuse_other_run(config: TrainConfig, source: Source, path: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{error}{offer_before(path)}") from None
     now = to_mapping(config)
+    free_to_change = FREE_TO_CHANGE
+    if config.data.hot_batches.order != "mixed":  # the hot set decides on the order of samples
+        free_to_change = FREE_TO_CHANGE - {"sharding.hot"} | {"sharding.hot.codec"}
     differing = [
         f"{where} is {new}, was {old}"
         for where, old, new in _differences(state.config, now, "")
-        if not any(where == free or where.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+        if not any(where == free or where.startswith(f"{free}.") for free in free_to_change)
     ]
     if state.data != source.identity:
         differing.append("the data is not that of the checkpoint")

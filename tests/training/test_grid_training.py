@@ -8,6 +8,8 @@ import torch
 
 from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.main import _claimed
+from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
 from tests.training.runs import small, train
 
@@ -50,6 +52,27 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert one["state"].keys() == other["state"].keys() and len(one["state"]) > 8
         for name, value in one["state"].items():
             assert torch.equal(value, other["state"][name]), name
+
+
+@pytest.mark.parametrize("groups_first", [True, False], ids=["2D to 1D", "1D to 2D"])
+def test_a_run_goes_on_with_or_without_groups(
+    cluster_4: Cluster, tmp_path: Path, groups_first: bool
+) -> None:
+    """Groups that share gradients train as one: so the result is that of a run without a break."""
+    plain = small(tmp_path / "run") | {"checkpoint": {"every": 12}}
+    groups = plain | {"sharding": {"grid": {"sharding_group_size": 2, "sync": "gradients"}}}
+    first, then = (groups, plain) if groups_first else (plain, groups)
+    whole = cluster_4.run(train, first)[0]["result"]
+    checkpoint = cluster_4.run(claimed, then, str(tmp_path / "run/checkpoints/step_00000012"))[0]
+    resumed = cluster_4.run(train, then, checkpoint)[0]["result"]
+    assert resumed["log_loss"] == pytest.approx(whole["log_loss"], abs=1e-4)
+    assert resumed["auc"] == pytest.approx(whole["auc"], abs=1e-4)
+
+
+def claimed(data: dict[str, Any], resume: str) -> str:
+    """The checkpoint that ``fusedrec train --resume`` would go on from."""
+    config = from_mapping(TrainConfig, data)
+    return str(_claimed(config, open_source(config), resume, overwrite=False, job=None))
 
 
 def test_settings_that_do_not_fit(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def config_of(folder: Path, *overrides: str) -> TrainConfig:
     return from_mapping(TrainConfig, with_overrides(small(folder), overrides))
 
 
-def save(folder: Path, step: int, **changes: Any) -> Path:
+def save(folder: Path, step: int, *overrides: str, **changes: Any) -> Path:
     """A checkpoint as far as the folder is concerned."""
-    config = config_of(folder)
+    config = config_of(folder, *overrides)
     path = folder / "checkpoints" / f"step_{step:08d}"
     path.mkdir(parents=True)
     state = RunState(step, [], yaml.safe_load(to_yaml(config)), {}, 2, **changes)
@@ -96,12 +96,32 @@ def test_another_run_is_not_resumed(tmp_path: Path, override: str, problem: str)
         *("steps=50", "eval_every=5", "data.workers=2", "logging.log_every=1", "launch.ranks=4"),
         *("sharding.type=table_wise", "sharding.tables.a=row_wise", "checkpoint.keep=9"),
         *("optimizer.dense.learning_rate=0.5", "optimizer.schedule.warmup_steps=2"),
-        "sharding.exchange.input_dist=exact_counts",
+        *("sharding.exchange.input_dist=exact_counts", "sharding.hot.rule.top_k=5"),
+        *("sharding.grid.sharding_group_size=2", "plan=plan.yaml"),
     ],
 )
 def test_what_may_change_may_change(tmp_path: Path, override: str) -> None:
     path = save(tmp_path, 5)
     assert check(tmp_path, "latest", override) == path
+
+
+def test_a_run_of_groups_may_go_on_without_them(tmp_path: Path) -> None:
+    path = save(tmp_path, 5, "sharding.grid.sharding_group_size=2")
+    assert check(tmp_path, "latest", "sharding.grid=null") == path
+
+
+def test_another_hot_set_is_refused_where_it_decides_on_the_order_of_samples(
+    tmp_path: Path,
+) -> None:
+    given = [
+        "sharding.hot.hot_set=a.npz",
+        "sharding.hot.hot_batches=true",
+        "data.hot_batches.order=stream",
+    ]
+    path = save(tmp_path, 5, *given)
+    assert check(tmp_path, "latest", *given) == path
+    with pytest.raises(ValueError, match=r"sharding.hot.hot_set is b.npz, was a.npz"):
+        check(tmp_path, "latest", *given, "sharding.hot.hot_set=b.npz")
 
 
 def test_other_data_is_not_resumed(tmp_path: Path) -> None:
