@@ -126,7 +126,7 @@ def _hashes(
         digest.update(f"{name}\0{text}\0".encode())
     own = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(device)
     every = own.new_empty(dist.get_world_size(pg) * HASH_BYTES)
-    work = dist.all_gather_into_tensor(every, own, group=pg, async_op=True)
+    work = dist.all_gather_single(every, own, group=pg, async_op=True)
     wait(work, pg, "sharding")
     content = bytes(every.cpu().tolist())
     return [content[i : i + HASH_BYTES] for i in range(0, len(content), HASH_BYTES)]

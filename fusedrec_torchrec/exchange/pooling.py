@@ -20,6 +20,7 @@ from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.dedup import Grouping
+from fusedrec_torchrec.exchange.gradients import first_order
 from fusedrec_torchrec.exchange.regroup import bucket_major
 from fusedrec_torchrec.exchange.stages import stage
 
@@ -134,6 +135,7 @@ class _NativePool(Function):
             return out
 
     @staticmethod
+    @first_order
     def backward(  # type: ignore[override]
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
@@ -236,6 +238,7 @@ class _Pool(Function):
             return out_BD if bags.divisor_B is None else out_BD.div_(bags.divisor_B[:, None])
 
     @staticmethod
+    @first_order
     def backward(  # type: ignore[override]
         ctx: Any, grad_BD: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:

@@ -25,6 +25,7 @@ from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -93,6 +94,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )
 
+    @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
@@ -106,11 +108,13 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             expand_sequences(context, ctx.seq_vbe_ctx[self.fused.index], self.fused.layout.buckets)
         return awaitable
 
+    @outside_inference_mode
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         return self._finished(ctx, super().output_dist(ctx, output))
 
+    @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:

@@ -24,6 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_type import FUSED
 
@@ -91,6 +92,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
 
+    @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
@@ -108,11 +110,13 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             ctx.divisor[:, self._divisor_free] = 1
         return awaitable
 
+    @outside_inference_mode
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
         return self._unless_empty(ctx, super().output_dist(ctx, output))
 
+    @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
