@@ -32,6 +32,7 @@ from fusedrec_torchrec.modules import (
     KnownNames,
 )
 from fusedrec_torchrec.modules.agreement import check_agreement
+from fusedrec_torchrec.modules.checks import check_dense_sequences, check_frozen
 from fusedrec_torchrec.momentum_scale import (
     resolve_fused_params,
     resolve_parameters,
@@ -94,7 +95,7 @@ class _FusedTableSharder(_FusedTypeMixin):
         resolve_parameters(module, groups)
         return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
 
-    def _check_agreement(
+    def _check(
         self,
         module: EmbeddingBagCollection | EmbeddingCollection,
         configs: Sequence[BaseEmbeddingConfig],
@@ -103,7 +104,7 @@ class _FusedTableSharder(_FusedTypeMixin):
         device: torch.device | None,
         module_fqn: str | None,
     ) -> None:
-        """Refuses to shard a module that ranks were given different plans or settings for."""
+        """Refuses what ranks were given differently, and what would be trained wrongly."""
         settings = {
             "fused_params": self._fused_params,  # type: ignore[attr-defined]
             "qcomm_codecs_registry": self.qcomm_codecs_registry,  # type: ignore[attr-defined]
@@ -111,6 +112,7 @@ class _FusedTableSharder(_FusedTypeMixin):
             "hot": self._hot,
         }
         check_agreement(module, configs, params, env, device, module_fqn, settings)
+        check_frozen(module, params)
 
     def _with_codecs(
         self, params: dict[str, ParameterSharding], pooled: bool
@@ -154,7 +156,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingBagCollection:
         configs = module.embedding_bag_configs()
-        self._check_agreement(module, configs, params, env, device, module_fqn)
+        self._check(module, configs, params, env, device, module_fqn)
         sharded = FusedShardedEmbeddingBagCollection(
             module,
             self._with_codecs(params, pooled=True),
@@ -198,7 +200,8 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         module_fqn: str | None = None,
     ) -> FusedShardedEmbeddingCollection:
         configs = module.embedding_configs()
-        self._check_agreement(module, configs, params, env, device, module_fqn)
+        self._check(module, configs, params, env, device, module_fqn)
+        check_dense_sequences(params, device)
         has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
         # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
         on_cuda = device is not None and device.type == "cuda"

@@ -81,8 +81,11 @@ class FusedEmbeddingSharding(
             if info.embedding_config.pooling == PoolingType.MEAN
         }
         codecs = {info.embedding_config.name: codecs_of(info) for info in sharding_infos}
+        self._frozen = {
+            info.embedding_config.name for info in sharding_infos if not info.param.requires_grad
+        }
         self._grouped_embedding_configs_per_rank = group_into_buckets(
-            self._shard(sharding_infos), codecs=codecs
+            self._shard(sharding_infos), codecs=codecs, frozen=self._frozen
         )
         self._grouped_embedding_configs = self._grouped_embedding_configs_per_rank[self._rank]
         for config in self._grouped_embedding_configs:
@@ -168,6 +171,7 @@ class FusedEmbeddingSharding(
             grouped_configs=self._grouped_embedding_configs,
             pg=self._pg,
             device=device or self._device,
+            frozen=self._frozen,
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:

@@ -59,6 +59,7 @@ class Table:
     rows_per_rank: tuple[int, ...] | None = None
     kernel: str = "fused"
     hot: tuple[int, ...] | None = None
+    frozen: bool = False
 
     @property
     def feature_names(self) -> list[str]:
@@ -183,7 +184,14 @@ def coefficients(case: Case, step: int, rank: int, name: str, like: torch.Tensor
 
 
 def unsharded(case: Case, device: str = "meta") -> nn.Module:
-    torch_device = torch.device(device)
+    module = _unsharded(case, torch.device(device))
+    parameters = dict(module.named_parameters())
+    for t in case.tables:
+        parameters[f"{prefix(case)}.{t.name}.weight"].requires_grad_(not t.frozen)
+    return module
+
+
+def _unsharded(case: Case, torch_device: torch.device) -> nn.Module:
     if case.kind == "ec":
         return EmbeddingCollection(
             tables=[

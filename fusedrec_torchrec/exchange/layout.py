@@ -20,7 +20,7 @@ P = K * O parts, S slots ((feature, table) pairs).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -38,19 +38,23 @@ def group_into_buckets(
     tables_per_rank: Sequence[Sequence[ShardedEmbeddingTable]],
     max_rows: int = INT32_MAX,
     codecs: Mapping[str, object] | None = None,
+    frozen: Collection[str] = (),
 ) -> list[list[GroupedEmbeddingConfig]]:
     """Groups the tables of each rank into buckets, one TorchRec group config per bucket.
 
     TorchRec's own ``group_tables`` keeps apart data types and optimizer settings.  It also
     keeps poolings apart, which pool at the requester here, and mixes dimensions and placements,
     which one physical table cannot: hence the neutral pooling and the partition before it.
-    A bucket is split where its rows on some rank would not fit an int32 row number, and tables
-    whose ``codecs`` differ have buckets of their own.
+    A bucket is split where its rows on some rank would not fit an int32 row number.  Tables whose
+    ``codecs`` differ have buckets of their own, and so have ``frozen`` ones.
     """
     partitions: dict[tuple[object, ...], list[list[int]]] = {}  # table numbers, bucket by bucket
     rows_so_far: dict[tuple[object, ...], list[int]] = {}
     for t, table in enumerate(tables_per_rank[0]):
-        kind = (table.local_cols, table.compute_kernel, (codecs or {}).get(table.name))
+        kind = (
+            *(table.local_cols, table.compute_kernel),
+            *((codecs or {}).get(table.name), table.name in frozen),
+        )
         local_rows = [tables[t].local_rows for tables in tables_per_rank]
         if max(local_rows) > max_rows:
             raise ValueError(

@@ -10,7 +10,7 @@ views under TorchRec's own names, so state dicts and optimizer keys are those of
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,15 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
             placement = getattr(self, f"{prefix}_physical_placements")[0]
             setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
 
+    frozen = False
+    """Whether the tables are looked up, but not trained."""
+
+    def freeze(self) -> None:
+        """Stops training; the views that TorchRec shows as parameters take it from the table."""
+        self.frozen = True
+        for name in ("weights_dev", "weights_host", "weights_uvm"):
+            getattr(self, name).requires_grad_(False)
+
 
 class BucketOptimizer(EmbeddingFusedOptimizer):
     """TorchRec's view of FBGEMM's optimizer; tells before somebody looks at its state."""
@@ -199,13 +208,21 @@ class BucketOptimizer(EmbeddingFusedOptimizer):
 
 
 class BucketKernel(BatchedFusedEmbeddingBag):
-    """TorchRec's embedding kernel around a ``BucketTable``."""
+    """TorchRec's embedding kernel around a ``BucketTable``.
+
+    Args:
+        config: the tables of the bucket.
+        pg: the process group.
+        device: of the tables.
+        frozen: whether the tables are looked up, but not trained.
+    """
 
     def __init__(
         self,
         config: GroupedEmbeddingConfig,
         pg: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
+        frozen: bool = False,
     ) -> None:
         # Not BatchedFusedEmbeddingBag.__init__: it would build an FBGEMM table per table.
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device)
@@ -231,6 +248,8 @@ class BucketKernel(BatchedFusedEmbeddingBag):
             table_names=["+".join(table.name for table in config.embedding_tables)],
             **self._settings,
         )
+        if frozen:
+            self.table.freeze()
         self._optim = BucketOptimizer(config, self._emb_module, pg)
         self._offsets = torch.empty(0, dtype=torch.int32, device=device)
         self.init_parameters()
@@ -271,11 +290,22 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         return self._offsets[: ids + 1]
 
     def forward(self, rows_R: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))
+        # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
+            return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))
 
 
 class FusedLookup(GroupedPooledEmbeddingsLookup):
-    """Local rows in the order of arrival to a flat buffer of rows in the same order."""
+    """Local rows in the order of arrival to a flat buffer of rows in the same order.
+
+    Args:
+        frozen: names of tables that are looked up, but not trained.
+        **kwargs: those of ``GroupedPooledEmbeddingsLookup``.
+    """
+
+    def __init__(self, *, frozen: Collection[str] = (), **kwargs: Any) -> None:
+        self._frozen = frozenset(frozen)  # the kernels are made by the next line
+        super().__init__(**kwargs)
 
     hot: "HotRows | None" = None
     """Rows whose current values are not in these tables, but in replicas."""
@@ -309,7 +339,8 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         pg: dist.ProcessGroup | None,
         *_: Any,
     ) -> BaseEmbedding:
-        return BucketKernel(config, pg, device)
+        frozen = config.embedding_tables[0].name in self._frozen
+        return BucketKernel(config, pg, device, frozen)
 
     def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:  # type: ignore[override]
         with stage("lookup"):

@@ -17,9 +17,10 @@ __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
-    """All sharded tables with an optimizer in backward, in the same order on all ranks."""
+    """All sharded tables that are trained in backward, in the same order on all ranks."""
     parts = (part for lookup in lookups_of(model) for part in lookup.modules())
-    return [part for part in parts if isinstance(part, FbgemmTable)]
+    tables = (part for part in parts if isinstance(part, FbgemmTable))
+    return [table for table in tables if not getattr(table, "frozen", False)]
 
 
 class Block:

@@ -48,6 +48,11 @@ def check_replicable(kernel: BucketKernel, where: str) -> None:
         ValueError: what is wrong with its optimizer.
     """
     table = kernel.table
+    if table.frozen:
+        raise ValueError(
+            f"{where}: the table has requires_grad False, must have True: there are no gradients "
+            "that replicas could share; without hot rows frozen tables are looked up like others"
+        )
     if table.optimizer not in STATES:
         raise ValueError(
             f"{where}: optimizer is {table.optimizer.value!r}, must be one of "
