@@ -8,8 +8,10 @@ header, so that one collective does both:
 With hot rows the header also has a *stale* flag, for replicas that must be loaded anew, and the
 number of hot rows of each bucket, the same in all messages of a sender.
 
-- *status*: non-zero if the sender's input is bad.  It still sends its messages, whose rows mean
+- *status*: ``BAD`` if the sender's input is bad.  It still sends its messages, whose rows mean
   nothing then; every rank sees it, and all raise the same error in the same step.
+  ``END_OF_DATA`` if the sender has no batch for this step; unless all ranks say so, it is an error
+  on all of them.
 - *wanted capacity*: the same number in all messages of a sender.  Every rank computes the next
   capacity from the maximum of what it received, so all agree without asking.
 - *overflow*: the sender has more ids for some owner than fit.  Every rank sees the flag, and all
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Capacity", "FusedInputDist"]
 
 STATUS, WANTED, OVERFLOW, COUNTS = 0, 1, 2, 3
+BAD, END_OF_DATA = 1, 2
 GRANULE = 64
 INT32_MAX = torch.iinfo(torch.int32).max
 SLACK_ONE = 1 << 16  # what 1.0 is, in whole numbers
@@ -141,7 +144,15 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         """
         self._reports.append((bad, describe))
 
-    def forward(self, features: KeyedJaggedTensor) -> "InputAwaitable":  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, features: KeyedJaggedTensor, end_of_data: bool = False
+    ) -> "InputAwaitable":
+        """Sends the ids of a batch.
+
+        Args:
+            features: the batch in canonical form.
+            end_of_data: whether it only stands in for a batch that this rank does not have.
+        """
         reports, self._reports = self._reports, []
         ids_per_slot = features.length_per_key()
         with stage("keys"):
@@ -162,7 +173,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             hot=None if self.hot is None else self.hot.batch(),
         )
         reports.append((bad, partial(self.keys.describe_bad_ids, features.values(), ids_per_slot)))
-        batch = _Batch(self, context, routed, reports)
+        batch = _Batch(self, context, routed, reports, end_of_data)
         asks_first = self.hot is not None and self.hot.options.hot_batches
         with stage("ids"):
             awaitable = AllHotAwaitable(batch) if asks_first else HeaderAwaitable(batch)
@@ -178,7 +189,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                     if self._pooled
                     else sequence_bags(row_N, grouping)
                 )
-        if self.hot is not None and self.counts:
+        if self.hot is not None and self.counts and not end_of_data:
             self.hot.count(unique.keys_U)
         return awaitable
 
@@ -216,6 +227,7 @@ class _Batch:
         context: FusedShardingContext,
         routed: Route,
         reports: list[Report],
+        end_of_data: bool,
     ) -> None:
         self.input_dist = input_dist
         self.context = context
@@ -223,6 +235,8 @@ class _Batch:
         self._reports = reports
         bad = [report for report, _ in reports]
         self.status = bad[0] if len(bad) == 1 else torch.stack(bad).any()
+        if end_of_data:
+            self.status = torch.full_like(self.status, END_OF_DATA, dtype=torch.int32)
         hot = input_dist.hot
         self.stale = hot is not None and hot.is_stale()
 
@@ -298,6 +312,7 @@ class AllHotAwaitable(InputAwaitable):
         batch, layout = self._batch, self._batch.input_dist.layout
         wait(self._work, batch.input_dist.pg, "ids")
         words = self._words.view(layout.world_size, -1).tolist()
+        check_end_of_data([row[0] for row in words])
         if any(failed or needs_owners for failed, needs_owners, *_ in words):
             return _Messages(HeaderAwaitable(batch))
         assert batch.context.hot is not None
@@ -402,9 +417,10 @@ class HeaderAwaitable(InputAwaitable):
         rows = [words[r * self._header : (r + 1) * self._header] for r in range(ranks)]
         self._input_dist.capacity.update(max(row[WANTED] for row in rows))
         words, failures = words[: -statuses.numel()], words[-statuses.numel() :]
-        failed = [rank for rank, status in enumerate(failures) if status]
+        failed = [rank for rank, status in enumerate(failures) if status == BAD]
         if failed:
             self._batch.fail(failed)
+        check_end_of_data(failures)
         out = words[ranks * self._header :]
         self.context.counts_in = [row[COUNTS : COUNTS + buckets] for row in rows]
         hot_words = [row[COUNTS + buckets :] for row in rows]
@@ -432,6 +448,26 @@ class HeaderAwaitable(InputAwaitable):
             shift_W, counts_W, output_size=total
         )
         return self._received.view(-1).index_select(0, index_R)
+
+
+def check_end_of_data(statuses: list[int]) -> None:
+    """
+    Raises:
+        ValueError: some ranks have no batch for this step, but others have.
+    """
+    ended = [rank for rank, status in enumerate(statuses) if status == END_OF_DATA]
+    if not ended or len(ended) == len(statuses):
+        return
+    others = [rank for rank in range(len(statuses)) if rank not in ended]
+    raise ValueError(
+        f"{_listed(ended)} ran out of batches, {_listed(others)} did not: all ranks must have the "
+        "same number of batches. Leave the last ones out, or give a rank that has no more of them "
+        "batches of no samples"
+    )
+
+
+def _listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class ExactAwaitable(Awaitable[ReceivedRows]):

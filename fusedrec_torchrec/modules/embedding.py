@@ -54,6 +54,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         known.features.update(f for c in self._embedding_configs for f in c.feature_names)
         self.fused: FusedPart | None = None
         if FUSED not in self._sharding_types:
+            known.ahead.deactivate()
             return
         self.fused = FusedPart(
             self._embedding_configs,
@@ -112,13 +113,19 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        self._before_lookup()
         return self._finished(ctx, super().output_dist(ctx, output))
 
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        self._before_lookup()
         return self._finished(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _before_lookup(self) -> None:
+        if self.fused is not None:
+            self.fused.before_lookup()
 
     def _finished(
         self, ctx: EmbeddingCollectionContext, sequences: LazyAwaitable[dict[str, JaggedTensor]]

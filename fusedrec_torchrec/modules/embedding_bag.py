@@ -56,6 +56,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
         self.fused: FusedPart | None = None
         if FUSED not in self._sharding_types:
+            known.ahead.deactivate()
             return
         self.fused = FusedPart(
             self._embedding_bag_configs,
@@ -114,13 +115,19 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
+        self._before_lookup()
         return self._unless_empty(ctx, super().output_dist(ctx, output))
 
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
+        self._before_lookup()
         return self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _before_lookup(self) -> None:
+        if self.fused is not None:
+            self.fused.before_lookup()
 
     def _unless_empty(
         self, ctx: EmbeddingBagCollectionContext, pooled: LazyAwaitable[KeyedTensor]
