@@ -5,6 +5,7 @@ and takes the docstring under each field as its description.  The same names app
 file, in Python and in ``--set a.b=c``.
 """
 
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -22,6 +23,9 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fusedrec_torchrec.folder_files import shown
+from fusedrec_torchrec.safe_yaml import parse_yaml, read_yaml
+
 __all__ = [
     "Option",
     "from_mapping",
@@ -34,6 +38,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+MOST_PROBLEMS = 100  # that are named
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(FieldInfo,))
@@ -51,10 +56,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"configuration file {path} does not exist")
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from None
+    data = read_yaml(path)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -64,18 +66,13 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of ``data`` with ``a.b=c`` applied; ``c`` is read as YAML, list items by number."""
-    result = yaml.safe_load(yaml.safe_dump(dict(data)))
+    result: Any = copy.deepcopy(dict(data))
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise ValueError(f"override {override!r} must have the form section.key=value")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(
-                f"override {override!r}: the value is not valid YAML: {error}"
-            ) from None
+        value = parse_yaml(text, f"override {override!r}")
         node = result
         for key in keys[:-1]:
             if isinstance(node, list):
@@ -111,7 +108,10 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], source: str = "configura
     try:
         return TypeAdapter(cls).validate_python(dict(data))
     except ValidationError as error:
-        problems = [_problem(cls, dict(item)) for item in error.errors()]
+        found = error.errors()
+        problems = [_problem(cls, dict(item)) for item in found[:MOST_PROBLEMS]]
+        if len(found) > MOST_PROBLEMS:
+            problems.append(f"and {len(found) - MOST_PROBLEMS} more problems")
         raise ValueError("\n".join(f"{source}: {problem}" for problem in problems)) from None
 
 
@@ -128,7 +128,7 @@ def _problem(cls: type[Any], item: dict[str, Any]) -> str:
     if item["type"] == "value_error":  # our own checks name the field and its value
         return f"{'.'.join(where)}: {message}" if where else message
     message = message[0].lower() + message[1:]
-    return f"{'.'.join(where)} is {what!r}: {message.replace('input should', 'it should')}"
+    return f"{'.'.join(where)} is {shown(what)}: {message.replace('input should', 'it should')}"
 
 
 def _section_at(cls: Any, path: Sequence[str]) -> Any:
@@ -141,7 +141,7 @@ def _section_at(cls: Any, path: Sequence[str]) -> Any:
 
 def _section_in(kind: Any) -> Any:
     """The section that a type is or holds, as ``list[Section]`` does; None if there is none."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return kind
     return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
 

@@ -26,12 +26,13 @@ def print_table(
     if file.isatty():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=title, title_justify="left", title_style="bold")
         for name, is_right in zip(columns, right, strict=True):
             table.add_column(name, justify="right" if is_right else "left", overflow="fold")
         for line in text:
-            table.add_row(*line)
+            table.add_row(*map(Text, line))  # names in brackets are no markup
         Console(file=file).print(table)
         return
     lines = [list(columns), *text] if any(columns) else text

@@ -1,6 +1,5 @@
 """A suite from start to end: measurements of all workloads, as one JSON document."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fusedrec_torchrec.bench.ranks import RankError
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.config import to_mapping
 from fusedrec_torchrec.files import write_json
+from fusedrec_torchrec.json_file import parse_json
 
 __all__ = ["RESULTS", "load_results", "run_suite"]
 
@@ -74,9 +74,9 @@ def run_suite(
 def load_results(path: Path) -> dict[str, Any]:
     """A document that ``run_suite`` wrote."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = parse_json(path.read_bytes(), path)
         version = document["version"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no results of a benchmark: {error}") from None
     if version != VERSION:
         raise ValueError(f"{path} holds results of version {version}, must be {VERSION}")

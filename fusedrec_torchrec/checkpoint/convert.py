@@ -9,6 +9,7 @@ Parts are read when they are written, some megabytes at a time.
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
 from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.folder_files import open_in_folder
+from fusedrec_torchrec.json_file import read_json
 from fusedrec_torchrec.planner.plan_file import PlanFile, shards_of, table_plan_of, write_plan
 from fusedrec_torchrec.planner.table_load import even_ranges
 from fusedrec_torchrec.sharding_type import FUSED
@@ -169,6 +172,7 @@ class _Conversion:
         self._about: dict[str, TensorStorageMetadata] = {}
         self._paths: dict[str, Any] = dict(self._reader.metadata.planner_data or {})
         self._load = [0] * plan.ranks
+        self._reader.check_sizes()  # so that what is allocated for a piece is in the files
         for table in contents.tables.values():
             self._table(table)
         for name in contents.others:
@@ -312,7 +316,7 @@ class _Conversion:
         for path in self._contents.path.iterdir():
             is_data = path.suffix == ".distcp" or path.name.startswith("plan.")
             if path.is_file() and not is_data and path.name not in made_anew:
-                shutil.copy2(path, folder / path.name)
+                _copy(path, folder / path.name)
         _update_run_state(folder, self._plan.ranks)
         writer = CheckedWriter(folder, manifest)
         writer.set_up_storage_writer(is_coordinator=True)
@@ -354,7 +358,8 @@ class _Conversion:
         hot_file = None
         if old is not None and old.hot_rows is not None:
             hot_file = old.hot_rows
-            HotSet.load(contents.path / hot_file).save(folder / hot_file)
+            with open_in_folder(contents.path, hot_file) as file:
+                HotSet.read(file, contents.path / hot_file).save(folder / hot_file)
         write_plan(folder / PLAN_FILE, self._plan)
         return Manifest(
             tables=tables,
@@ -369,9 +374,18 @@ def _update_run_state(folder: Path, ranks: int) -> None:
     """A run's own file tells how many ranks wrote a checkpoint."""
     path = folder / "run.json"
     if path.is_file():
-        state = json.loads(path.read_text())
-        state["world_size"] = ranks
-        path.write_text(json.dumps(state))
+        state = read_json(folder, path.name)
+        if not isinstance(state, dict):
+            raise ValueError(f"{path} is damaged: it holds no state of a run")
+        path.write_text(json.dumps({**state, "world_size": ranks}))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file of the checkpoint, and nothing that a link in it leads to."""
+    with open_in_folder(source.parent, source.name) as file, target.open("wb") as copied:
+        shutil.copyfileobj(file, copied)
+        about = os.fstat(file.fileno())
+    os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
 def _about(size: Sequence[int], dtype: torch.dtype) -> TensorStorageMetadata:

@@ -32,6 +32,7 @@ class _Columns:
 
     def __init__(self, contents: Contents, table: StoredTable, with_states: bool) -> None:
         self._contents, self.table = contents, table
+        contents.reader.check_sizes()  # so that what is allocated for a piece is in the files
         self.states = [s for s in table.states if s not in COUNTS] if with_states else []
         self.widths = {"weight": table.columns}
         self.types = {"weight": table.dtype}

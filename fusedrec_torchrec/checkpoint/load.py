@@ -5,6 +5,7 @@ checkpoint is converted, and the report says so.  What goes wrong on one rank is
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 WEIGHTS = "model"
 OPTIMIZER = "optimizer"
 COMPRESSION = "compression"
+RANK = re.compile("[0-9]{1,7}")
 
 
 @dataclass
@@ -85,11 +87,12 @@ def load_checkpoint(
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
     report = LoadReport()
+    reader = CheckpointReader(path)
     work: list[Callable[[], None]] = []
 
     def check() -> None:
         check_hashing(read_manifest(path), model, state[WEIGHTS], path, WEIGHTS)
-        work.extend(_Load(CheckpointReader(path), report, leave).fill(state))
+        work.extend(_Load(reader, report, leave).fill(state))
 
     compression: list[dict[str, torch.Tensor]] = []
     own_compression = False
@@ -99,7 +102,7 @@ def load_checkpoint(
         for each in work:
             each()
         if optimizer is not None:
-            stored = _CompressionStates(CheckpointReader(path))
+            stored = _CompressionStates(reader)
             own_compression = stored.ranks == list(range(dist.get_world_size()))
             if is_compressed(model):
                 wanted = [dist.get_rank()] if own_compression else stored.ranks
@@ -129,6 +132,8 @@ class _CompressionStates:
             prefix, _, rest = name.partition(".")
             if prefix == COMPRESSION:
                 rank, _, key = rest.partition(".")
+                if not RANK.fullmatch(rank):
+                    raise ValueError(f"{reader.path}: {name!r} is not of a rank")
                 self._names.setdefault(int(rank), {})[key] = name
         self.ranks = sorted(self._names)
 

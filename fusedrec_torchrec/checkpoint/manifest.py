@@ -5,19 +5,22 @@ It also has the buckets, the hot rows and the plan of the training that wrote it
 every file.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
+from pydantic import AfterValidator, ConfigDict, Field
 from torch import nn
 
+from fusedrec_torchrec.config import from_mapping
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.hashing import table_salt
 from fusedrec_torchrec.files import write_json
+from fusedrec_torchrec.folder_files import check_file_name, shown
+from fusedrec_torchrec.json_file import read_json
 from fusedrec_torchrec.modules.fused_part import fused_parts
 
 __all__ = [
@@ -34,6 +37,19 @@ MANIFEST = "manifest.json"
 FORMAT = "fusedrec_torchrec checkpoint"
 VERSION = 1
 PACKAGES = ("fusedrec_torchrec", "torch", "torchrec")
+NO_OTHERS = ConfigDict(extra="forbid")
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it must be printable")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+Count = Annotated[int, Field(ge=0, lt=1 << 60)]
+Number = Annotated[int, Field(ge=-(1 << 64), le=1 << 64)]
+Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -52,14 +68,15 @@ class TableEntry:
         hashing_is_known: whether the fields on hashing say anything.
     """
 
-    weight: str
-    rows: int
-    columns: int
-    dtype: str
-    sharding: str | None = None
-    hash_seed: int | None = None
-    hash_salt: int | None = None
-    hot_rows: int = 0
+    __pydantic_config__ = NO_OTHERS
+    weight: Text
+    rows: Count
+    columns: Count
+    dtype: Text
+    sharding: Text | None = None
+    hash_seed: Number | None = None
+    hash_salt: Number | None = None
+    hot_rows: Count = 0
     hashing_is_known: bool = True
 
 
@@ -79,14 +96,15 @@ class Manifest:
         version: of the format.
     """
 
-    tables: dict[str, TableEntry]
-    buckets: dict[str, list[list[str]]] = field(default_factory=dict)
-    step: int | None = None
-    world_size: int = 1
-    plan: str | None = None
-    hot_rows: str | None = None
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    made_by: dict[str, str] = field(default_factory=lambda: {p: version(p) for p in PACKAGES})
+    __pydantic_config__ = NO_OTHERS
+    tables: dict[Text, TableEntry]
+    buckets: dict[Text, list[list[Text]]] = field(default_factory=dict)
+    step: Count | None = None
+    world_size: Ranks = 1
+    plan: Text | None = None
+    hot_rows: Text | None = None
+    files: dict[Text, dict[str, int | str]] = field(default_factory=dict)
+    made_by: dict[Text, Text] = field(default_factory=lambda: {p: version(p) for p in PACKAGES})
     format: str = FORMAT
     version: int = VERSION
 
@@ -106,35 +124,24 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        data = read_json(folder, MANIFEST)
+    except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"{path} is not the manifest of a checkpoint")
     if data.get("version") != VERSION:
         raise ValueError(
-            f"{path} has version {data.get('version')}, this release reads version {VERSION}"
+            f"{path} has version {shown(data.get('version'))}, this release reads version {VERSION}"
         )
-    try:
-        tables = {name: TableEntry(**entry) for name, entry in data.pop("tables").items()}
-        manifest = Manifest(tables=tables, **data)
-        for name, about in manifest.files.items():
-            int(about["bytes"]), str(about["sha256"])
-            _plain(path, name)
-        for other in (manifest.plan, manifest.hot_rows):
-            if other is not None:
-                _plain(path, other)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: {type(error).__name__} {error}") from None
+    manifest = from_mapping(Manifest, {"made_by": {}, **data}, f"{path} is damaged")
+    for name, about in manifest.files.items():
+        check_file_name(name, path)
+        if {key: type(value) for key, value in about.items()} != {"bytes": int, "sha256": str}:
+            raise ValueError(f"{path} is damaged: files.{name} must have bytes and sha256")
+    for other in (manifest.plan, manifest.hot_rows):
+        if other is not None:
+            check_file_name(other, path)
     return manifest
-
-
-def _plain(path: Path, name: str) -> None:
-    """A checkpoint names files in its folder, and no others."""
-    if Path(name).name != name:
-        raise ValueError(f"{path} names {name!r}, which is no file of the checkpoint")
 
 
 def describe(

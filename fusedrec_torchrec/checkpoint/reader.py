@@ -5,6 +5,7 @@ be converted and exported that do not fit into memory.
 """
 
 import io
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -21,7 +24,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from fusedrec_torchrec.checkpoint.inert_pickle import read_pickle
+from fusedrec_torchrec.checkpoint.plain_objects import read_object
 from fusedrec_torchrec.checkpoint.safe_metadata import read_metadata
+from fusedrec_torchrec.checkpoint.torch_file import TENSOR_NAMES, TorchFile, tensor_in_file
+from fusedrec_torchrec.folder_files import open_in_folder, shown
 
 __all__ = ["CheckpointReader"]
 
@@ -64,7 +71,7 @@ class CheckpointReader:
         Raises:
             ValueError: a file is missing or damaged, or the box is not all there.
         """
-        covered = 0
+        covered = 0  # chunks do not overlap: the metadata would have been refused
         for chunk in self.tensors[name].chunks:
             found = _overlap(chunk, offsets, into.shape)
             if found is None:
@@ -73,31 +80,72 @@ class CheckpointReader:
             into[here].copy_(self._chunk(name, chunk).part(there))
             covered += into[here].numel()
         if covered != into.numel():
-            raise ValueError(
-                f"{self.path}: {covered} of {into.numel()} elements of {name!r} at "
-                f"{list(offsets)} are in the checkpoint"
-            )
+            raise self._incomplete(f"{name} at {list(offsets)}", covered, into.numel())
 
     def whole(self, name: str) -> torch.Tensor:
         """All of a tensor; for small ones."""
         about = self.tensors[name]
+        stored = sum(chunk.sizes.numel() for chunk in about.chunks)
+        if stored != about.size.numel():
+            raise self._incomplete(name, stored, about.size.numel())
+        for chunk in about.chunks:  # nothing is allocated for what is not in a file
+            self.check(name, chunk)
         result = torch.empty(about.size, dtype=about.properties.dtype)
         self.read(name, [0] * len(about.size), result)
         return result
 
     def object(self, name: str) -> Any:
-        """What is not a tensor, if it is made of plain data."""
-        content = self._bytes_of(MetadataIndex(name))
-        try:
-            return torch.load(io.BytesIO(content), weights_only=True)
-        except Exception as error:  # a damaged file can raise anything
-            raise ValueError(f"{self.path}: {name!r} cannot be read: {error}") from None
+        """What is not a tensor, if it is made of plain data.
+
+        Raises:
+            ValueError: it is not, or the file is missing or damaged.
+        """
+        return self._object(name)[0]
 
     def content(self, name: str) -> bytes:
-        """What is not a tensor, as it is stored."""
-        return self._bytes_of(MetadataIndex(name))
+        """What is not a tensor, as it is stored; it is made of plain data.
 
-    def _info(self, index: MetadataIndex) -> Any:
+        Raises:
+            ValueError: it is not, or the file is missing or damaged.
+        """
+        return self._object(name)[1]
+
+    def check_sizes(self) -> None:
+        """
+        Raises:
+            ValueError: a file is missing, or is shorter than the metadata says.
+        """
+        ends: dict[str, _StorageInfo] = {}
+        for info in self.metadata.storage_data.values():
+            last = ends.setdefault(info.relative_path, info)
+            if info.offset > last.offset:
+                ends[info.relative_path] = info
+        for info in ends.values():
+            with self._open(info) as file:
+                if os.fstat(file.fileno()).st_size < info.offset + info.length:
+                    raise ValueError(f"{self.path / info.relative_path} is truncated")
+
+    def _object(self, name: str) -> tuple[Any, bytes]:
+        """What is not a tensor, and the bytes that it was made of."""
+        info = self._info(MetadataIndex(name))
+        with self._open(info) as file:
+            try:
+                if os.fstat(file.fileno()).st_size < info.offset + info.length:
+                    raise ValueError("it is truncated")
+                file.seek(info.offset)
+                content = file.read(info.length)
+                return read_object(TorchFile(io.BytesIO(content), 0, len(content))), content
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{self.path / info.relative_path} cannot be read: {error} ({name!r})"
+                ) from None
+
+    def _incomplete(self, name: str, stored: int, wanted: int) -> ValueError:
+        return ValueError(
+            f"{self.path}: {stored} of {wanted} elements of {name} are in the checkpoint"
+        )
+
+    def _info(self, index: MetadataIndex) -> _StorageInfo:
         try:
             return self.metadata.storage_data[index]
         except KeyError:
@@ -105,25 +153,13 @@ class CheckpointReader:
                 f"{self.path}: the metadata does not tell where {index.fqn!r} is"
             ) from None
 
-    def _bytes_of(self, index: MetadataIndex) -> bytes:
-        info = self._info(index)
-        path = self._file(info)
-        try:
-            with path.open("rb") as file:
-                file.seek(info.offset)
-                content = file.read(info.length)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error}") from None
-        if len(content) < info.length:
-            raise ValueError(f"{path} is truncated: {index.fqn!r} ends after its end")
-        return content
-
     def check(self, name: str, chunk: ChunkStorageMetadata) -> None:
         """
         Raises:
             ValueError: a chunk of a tensor is not where the metadata says, or is something else.
         """
-        self._chunk(name, chunk)
+        if chunk.sizes.numel():  # one without elements may be at the place of another
+            self._chunk(name, chunk)
 
     def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> "_Stored":
         """A chunk, mapped into memory; some of the last ones stay mapped."""
@@ -132,22 +168,27 @@ class CheckpointReader:
             self._mapped.move_to_end(index)
             return self._mapped[index]
         info = self._info(index)
-        path = self._file(info)
-        try:
-            found = _Stored(path, info, chunk, self.tensors[name].properties.dtype)
-        except Exception as error:  # a damaged file can raise anything
-            raise ValueError(f"{path} cannot be read: {_first_line(error)} ({name!r})") from None
+        dtype = self.tensors[name].properties.dtype
+        with self._open(info) as file:
+            try:
+                found = _Stored(file, info, chunk, dtype)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{self.path / info.relative_path} cannot be read: {error} ({name!r})"
+                ) from None
         self._mapped[index] = found
         if len(self._mapped) > MOST_MAPPED:
             self._mapped.popitem(last=False)
         return found
 
-    def _file(self, info: Any) -> Path:
+    def _open(self, info: _StorageInfo) -> io.BufferedReader:
         """A file of the checkpoint, and of nothing else."""
-        name = str(info.relative_path)
-        if Path(name).name != name:
-            raise ValueError(f"{self.path}: the metadata names {name!r}, which is no file in it")
-        return self.path / name
+        try:
+            return open_in_folder(self.path, info.relative_path)
+        except OSError as error:
+            raise ValueError(
+                f"{self.path / info.relative_path} cannot be read: {error.strerror}"
+            ) from None
 
 
 class _Stored:
@@ -158,54 +199,34 @@ class _Stored:
     """
 
     def __init__(
-        self, path: Path, info: Any, chunk: ChunkStorageMetadata, dtype: torch.dtype
+        self,
+        file: io.BufferedReader,
+        info: _StorageInfo,
+        chunk: ChunkStorageMetadata,
+        dtype: torch.dtype,
     ) -> None:
-        self._dtype = dtype
-        self._whole: torch.Tensor | None = None
-        if path.stat().st_size < info.offset + info.length:
-            raise ValueError("it is truncated")
         if info.transform_descriptors:
-            raise ValueError(f"it was written with {info.transform_descriptors}")
-        with path.open("rb") as file:
-            part: Any = _Part(file, info.offset, info.length)
-            # On the meta device nothing is read but what describes the tensor.
-            meta = torch.load(part, map_location="meta", weights_only=True)
-            if not isinstance(meta, torch.Tensor) or meta.shape != chunk.sizes:
-                raise ValueError("it holds another tensor than the metadata says")
-            if meta.dtype != dtype:
-                raise ValueError(f"it holds {meta.dtype}, the metadata says {dtype}")
-            part.seek(0)
-            if not meta.is_contiguous() or meta.storage_offset() or meta.dtype.is_complex:
-                self._whole = torch.load(part, map_location="cpu", weights_only=True)
-                return
-            file_of_tensor: Any = torch._C.PyTorchFileReader(part)
-            start = file_of_tensor.get_record_offset("data/0")
-        size = meta.numel() * meta.element_size()
-        if start + size > info.length:
-            raise ValueError("it is truncated")
-        if not size:
-            self._whole = torch.empty(meta.shape, dtype=dtype)
-            return
-        self._numbers = np.memmap(
-            path,
-            dtype=np.dtype(f"u{dtype.itemsize}"),  # whatever they are, their bits
-            mode="c",
-            offset=info.offset + start,
-            shape=tuple(meta.shape),
-        )
+            raise ValueError(f"it was written with {shown(info.transform_descriptors)}")
+        records = TorchFile(file, info.offset, info.length)
+        found = tensor_in_file(read_pickle(records.pickle, TENSOR_NAMES), records)
+        if found.shape != tuple(chunk.sizes):
+            raise ValueError("it holds another tensor than the metadata says")
+        if found.dtype != dtype:
+            raise ValueError(f"it holds {found.dtype}, the metadata says {dtype}")
+        self._dtype = dtype
+        start, size = records.place(found.storage)
+        storage: NDArray[np.uint8] = np.empty(0, np.uint8)
+        if size:
+            # Copied where it is written to, which it never is; torch wants it to be possible.
+            place = info.offset + start
+            storage = np.memmap(file, np.uint8, mode="c", offset=place, shape=(size,))
+        self._numbers = found.numbers(storage)
 
     def part(self, where: tuple[slice, ...]) -> torch.Tensor:
-        if self._whole is not None:
-            return self._whole[where]
         found = self._numbers[where] if where else self._numbers.reshape(())
         # Numbers of one chunk after another need not stand where their type wants them.
         aligned = found if found.flags.aligned else np.array(found)
         return torch.from_numpy(np.asarray(aligned)).view(self._dtype)
-
-
-def _first_line(error: Exception) -> str:
-    """Without advice to load it in ways that are not safe."""
-    return str(error).strip().partition("\n")[0].partition(" (1) ")[0] or type(error).__name__
 
 
 def _overlap(
@@ -222,33 +243,3 @@ def _overlap(
         there.append(slice(low - c_begin, high - c_begin))
         here.append(slice(low - begin, high - begin))
     return tuple(there), tuple(here)
-
-
-class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, file: io.BufferedReader, offset: int, length: int) -> None:
-        super().__init__()
-        self._file, self._offset, self._length = file, offset, length
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, to: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(base + to, 0)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._offset + self._at)
-        view = memoryview(buffer)[: max(self._length - self._at, 0)]
-        count = self._file.readinto(view)
-        self._at += count
-        return count

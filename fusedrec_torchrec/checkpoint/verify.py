@@ -1,6 +1,7 @@
 """Whether the files of a checkpoint are what was written."""
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
+from fusedrec_torchrec.folder_files import open_in_folder
 from fusedrec_torchrec.together import of_all_ranks
 
 __all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_together"]
@@ -21,10 +23,10 @@ class CannotReadError(ValueError):
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
-    with path.open("rb") as file:
+    """Size and SHA-256 of a file of a checkpoint."""
+    with open_in_folder(path.parent, path.name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
@@ -33,17 +35,19 @@ def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
     Raises:
         CannotReadError: it is there, but reading fails.
     """
-    path = folder / name
     try:
-        size = path.stat().st_size
+        with open_in_folder(folder, name) as file:
+            size = os.fstat(file.fileno()).st_size
         if size != wanted["bytes"]:
             return f"{name} has {size} bytes, must have {wanted['bytes']}"
-        if checksum(path) != wanted:
+        if checksum(folder / name) != wanted:
             return f"{name} is damaged: its SHA-256 is not that of the manifest"
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
         raise CannotReadError(f"{name} cannot be read: {error}") from None
+    except ValueError as error:  # it is no file of the folder
+        return str(error)
     return None
 
 
@@ -118,6 +122,10 @@ def _unreadable(reader: CheckpointReader) -> list[str]:
                 reader.check(name, chunk)
             except ValueError as error:
                 problems.append(str(error))
+    try:
+        reader.check_sizes()
+    except ValueError as error:
+        problems.append(str(error))
     return problems
 
 

@@ -74,7 +74,7 @@ def _show_run(path: Path) -> None:
     if evals:
         for title, key in (("last AUC", "auc"), ("last log loss", "log_loss")):
             value = evals[-1].get(key)
-            rows.append((title, "-" if value is None else f"{value:.4f}"))
+            rows.append((title, f"{value:.4f}" if isinstance(value, float) else "-"))
     rows.append(("checkpoints", ", ".join(p.name for p in checkpoints) or "none"))
     print_table(f"run {path}", ("", ""), rows)
     _show_plan(path / "plan.yaml")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.data.array_file import read_arrays, write_arrays
+from fusedrec_torchrec.data.array_file import open_arrays, read_arrays, write_arrays
 from fusedrec_torchrec.hot.counter import HeavyHitters
 
 __all__ = ["AccessProfile", "Recorder"]
@@ -69,17 +69,21 @@ class AccessProfile:
         Raises:
             ValueError: no such file, or not a profile.
         """
-        about, arrays = read_arrays(path, KIND)
-        rows = about["table_rows"]
+        with open_arrays(path, KIND) as file:
+            found = read_arrays(file, path, KIND)
+        rows, accesses = found.table_rows(), found.counts_by_name("accesses")
+        if set(accesses) != set(rows):
+            raise ValueError(f"{path} is damaged: accesses are not those of its tables")
+        ids = {name: found.ids(i, name) for i, name in enumerate(rows)}
         return AccessProfile(
             table_rows=rows,
-            samples=about["samples"],
-            accesses=about["accesses"],
-            ids={name: arrays[f"ids_{i}"] for i, name in enumerate(rows)},
-            counts={name: arrays[f"counts_{i}"] for i, name in enumerate(rows)},
-            error=about["error"],
-            counters=about["counters"],
-            of_samples=about.get("of_samples", 0),  # older files do not say
+            samples=found.count("samples"),
+            accesses=accesses,
+            ids=ids,
+            counts={n: found.counts(f"counts_{i}", len(ids[n])) for i, n in enumerate(rows)},
+            error=found.count("error"),
+            counters=found.count("counters"),
+            of_samples=found.count("of_samples", 0),  # older files do not say
         )
 
     @staticmethod

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.array_file import read_arrays, write_arrays
+from fusedrec_torchrec.data.array_file import open_arrays, read_arrays, write_arrays
 from fusedrec_torchrec.data.samples import Samples
 
 __all__ = ["HotSet", "ids_by_feature"]
@@ -61,9 +61,19 @@ class HotSet:
         Raises:
             ValueError: no such file, or not a hot set.
         """
-        about, arrays = read_arrays(path, KIND)
-        rows = about["table_rows"]
-        return HotSet(rows, {name: arrays[f"ids_{i}"] for i, name in enumerate(rows)})
+        with open_arrays(path, KIND) as file:
+            return HotSet.read(file, path)
+
+    @staticmethod
+    def read(file: IO[bytes], source: object) -> "HotSet":
+        """Reads an open file; ``source`` is what messages call it.
+
+        Raises:
+            ValueError: it is not a hot set.
+        """
+        found = read_arrays(file, source, KIND)
+        rows = found.table_rows()
+        return HotSet(rows, {name: found.ids(i, name) for i, name in enumerate(rows)})
 
     def check(self, table_rows: Mapping[str, int]) -> None:
         """

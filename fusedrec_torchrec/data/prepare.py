@@ -6,7 +6,6 @@ complete, so a run that was stopped goes on where it was.
 """
 
 import hashlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,9 @@ from tqdm import tqdm
 from fusedrec_torchrec.data.criteo import CATEGORIES, INTEGERS, LABEL, BadLines, RawColumns, read
 from fusedrec_torchrec.data.lines import TextFile, find_files
 from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
-from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, rows_of
+from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, read_vocabulary, rows_of
 from fusedrec_torchrec.files import locked, write_json
+from fusedrec_torchrec.json_file import parse_json
 
 __all__ = ["PrepareOptions", "prepare", "write_parquet"]
 
@@ -151,7 +151,7 @@ class _Preparation:
     def _start_work(self) -> None:
         state = self._work / "identity.json"
         if state.exists():
-            self._refuse_if_other(json.loads(state.read_text()), "an unfinished preparation")
+            self._refuse_if_other(self._state(state), "an unfinished preparation")
             return
         strangers = [p.name for p in self._output.iterdir() if p.name not in (".lock", "work")]
         if strangers:
@@ -161,6 +161,13 @@ class _Preparation:
         self._work.mkdir(exist_ok=True)
         write_json(state, self._identity)
 
+    def _state(self, path: Path) -> dict[str, Any]:
+        """What an unfinished preparation wrote down."""
+        state = parse_json(path.read_bytes(), path)
+        if not isinstance(state, dict):
+            raise ValueError(f"{path} is damaged: remove {self._output} and begin anew")
+        return state
+
     # -- stage 1: text to columns --------------------------------------------------------------
 
     def _columns(self) -> BadLines:
@@ -169,7 +176,7 @@ class _Preparation:
         done = sorted(self._work.glob("raw-*.json"))
         state: dict[str, Any] = {"file": 0, "end": 0, "line": 1}
         if done:
-            state = json.loads(done[-1].read_text())
+            state = self._state(done[-1])
         bad: Any = state.get("bad_lines", {"counts": {}, "examples": []})
         bad_lines = BadLines(policy, Counter(bad["counts"]), list(bad["examples"]))
         self._refuse_bad_lines(bad_lines.examples)
@@ -254,7 +261,7 @@ class _Preparation:
         for name in tqdm(CATEGORIES, desc="counting values", disable=not self._progress):
             path = folder / f"{name}.npy"
             if path.exists():
-                kept = len(np.load(path, mmap_mode="r"))
+                kept = len(read_vocabulary(path))
             else:
                 kept = build_vocabulary(
                     lambda name=name: _present(raw_files, name),  # type: ignore[misc]
@@ -270,8 +277,7 @@ class _Preparation:
 
     def _rows(self, tables: dict[str, int]) -> list[dict[str, Any]]:
         vocabularies = {
-            name: np.load(self._output / "vocabulary" / f"{name}.npy", mmap_mode="r")
-            for name in tables
+            name: read_vocabulary(self._output / "vocabulary" / f"{name}.npy") for name in tables
         }
         parts = []
         for raw in tqdm(self._raw_files(), desc="writing rows", disable=not self._progress):

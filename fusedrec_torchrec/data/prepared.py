@@ -1,17 +1,19 @@
 """Data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
 
-import json
 from bisect import bisect_right
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.criteo import LABEL
 from fusedrec_torchrec.data.samples import Samples
+from fusedrec_torchrec.folder_files import check_file_name, shown
+from fusedrec_torchrec.json_file import parse_json
 
 __all__ = ["MANIFEST", "VERSION", "PreparedData"]
 
@@ -40,16 +42,16 @@ class PreparedData:
                 f"{folder} holds no prepared data ({MANIFEST} is missing); make it with "
                 f"`fusedrec prepare FILES --output {folder}`"
             )
-        try:
-            manifest = json.loads(path.read_text())
-            version = manifest["identity"]["version"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"{path} is damaged; prepare the data anew") from None
+        manifest = parse_json(path.read_bytes(), path)
+        version = _version(manifest)
+        if version is None:
+            raise ValueError(f"{path} is damaged; prepare the data anew")
         if version != VERSION:
             raise ValueError(
-                f"{folder} holds prepared data of version {version}, this release reads version "
-                f"{VERSION}; prepare it anew"
+                f"{folder} holds prepared data of version {shown(version)}, this release reads "
+                f"version {VERSION}; prepare it anew"
             )
+        _check(manifest, path)
         for part in manifest["parts"]:
             if not (folder / part["file"]).is_file():
                 raise ValueError(f"{folder / part['file']} is missing; prepare the data anew")
@@ -108,7 +110,7 @@ class PreparedData:
         groups = []
         for part in self.manifest["parts"]:
             path = self.folder / part["file"]
-            metadata = pq.ParquetFile(path).metadata
+            metadata = _file(path).metadata
             groups += [
                 (path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)
             ]
@@ -125,10 +127,13 @@ class PreparedData:
 
     def _read_group(self, index: int) -> Samples:
         path, number, _ = self._groups[index]
-        table = _file(path).read_row_group(number, use_threads=False)
-        dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
-        ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
-        labels = table[LABEL].to_numpy().astype(np.float32)
+        try:
+            table = _file(path).read_row_group(number, use_threads=False)
+            dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
+            ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
+            labels = table[LABEL].to_numpy().astype(np.float32)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise _damaged(path, error) from None
         return Samples(dense, labels, ids.astype(np.int64).ravel())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,4 +143,45 @@ class PreparedData:
 
 @lru_cache(64)
 def _file(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path)
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged: {error}; prepare the data anew")
+
+
+def _version(manifest: Any) -> Any:
+    """Of the data that a manifest describes; None if it is no manifest."""
+    identity = manifest.get("identity") if isinstance(manifest, dict) else None
+    return identity.get("version") if isinstance(identity, dict) else None
+
+
+def _check(manifest: dict[str, Any], path: Path) -> None:
+    """
+    Raises:
+        ValueError: the manifest names files of other folders, or a field is missing or wrong.
+    """
+    bad_lines: Any = manifest.get("bad_lines")
+    parts: Any = manifest.get("parts")
+    tables: Any = manifest.get("tables")
+    is_whole = (
+        _is_list_of(str, manifest.get("dense"))
+        and isinstance(tables, dict)
+        and _is_list_of(int, [*tables.values(), manifest.get("samples"), manifest.get("clicks")])
+        and _is_list_of(dict, parts)
+        and isinstance(bad_lines, dict)
+        and isinstance(bad_lines.get("counts"), dict)
+        and _is_list_of(int, list(bad_lines["counts"].values()))
+        and _is_list_of(str, bad_lines.get("examples"))
+    )
+    if not is_whole:
+        raise ValueError(f"{path} is damaged: a field is missing or wrong; prepare the data anew")
+    for part in parts:
+        check_file_name(part.get("file"), path)
+
+
+def _is_list_of(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "RARE", "RESERVED", "build_vocabulary", "rows_of"]
+__all__ = ["MISSING", "RARE", "RESERVED", "build_vocabulary", "read_vocabulary", "rows_of"]
 
 MISSING, RARE, RESERVED = 0, 1, 2
 VALUE_COUNT = np.dtype([("value", np.uint32), ("count", np.int64)])
@@ -45,6 +45,21 @@ def rows_of(
         rows = np.where(known, place + RESERVED, RARE).astype(np.int32)
     rows[missing] = MISSING
     return rows
+
+
+def read_vocabulary(path: Path) -> NDArray[np.uint32]:
+    """Maps the kept values of a column, which ``build_vocabulary`` wrote, into memory.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header can raise anything
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint32 or values.ndim != 1:
+        raise ValueError(f"{path} is damaged: it is no list of values")
+    return values
 
 
 def build_vocabulary(

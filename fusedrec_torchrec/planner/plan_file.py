@@ -30,6 +30,7 @@ from fusedrec_torchrec.config import from_mapping, load_yaml, section, to_mappin
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.folder_files import check_file_name, open_in_folder, shown
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.planner.model_tables import sharded_modules
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 VERSION = 1
+MOST_RANKS = 1 << 20
 NOT_WRITTEN = (
     *("cache_params", "enforce_hbm", "stochastic_rounding"),
     *("bounds_check_mode", "output_dtype", "key_value_params"),
@@ -89,9 +91,9 @@ class TablePlan:
 class PlanFile:
     version: Literal[1] = 1
     """Of this format."""
-    ranks: int = Field(ge=1)
+    ranks: int = Field(ge=1, le=MOST_RANKS)
     """That the plan is for, of all groups."""
-    ranks_per_node: int = Field(default=1, ge=1)
+    ranks_per_node: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Of a group, on one node."""
     device: str = "cpu"
     """Where tables live."""
@@ -102,7 +104,7 @@ class PlanFile:
     hot_sync_every: int = Field(default=1, ge=1)
     """Steps from one sync of hot rows to the next."""
     hot_file: str | None = None
-    """File of the hot rows, relative to this one."""
+    """File of the hot rows, in the folder of this one."""
     hot_digest: str | None = None
     """Of the hot rows, so that a file of others is refused."""
     codecs: Codecs | None = None
@@ -255,7 +257,10 @@ def _numbers(text: str, where: str) -> list[int]:
         found = RUN.fullmatch(part.strip())
         if found is None:
             raise ValueError(f"{where} is {text!r}, must be numbers such as '12 x 4, 10'")
-        numbers += [int(found[1])] * int(found[2] or 1)
+        times = int(found[2] or 1)
+        if len(numbers) + times > MOST_RANKS:
+            raise ValueError(f"{where} has shards on more than {MOST_RANKS} ranks")
+        numbers += [int(found[1])] * times
     return numbers
 
 
@@ -308,9 +313,21 @@ def read_plan(path: Path) -> tuple[PlanFile, HotSet | None]:
                     if isinstance(table.get(key), int):  # one number is not a text to YAML
                         table[key] = str(table[key])
     file = from_mapping(PlanFile, data, str(path))
+    for name, planned in file.tables.items():
+        for shard in planned.shards or ():
+            if [len(numbers) for numbers in shard] != [2, 2] or min(map(min, shard)) < 0:
+                raise ValueError(
+                    f"{path}: tables.{name}.shards has {shown(shard)}, must have two offsets and "
+                    "two sizes of 0 or more"
+                )
     if file.hot_file is None:
         return file, None
-    hot_set = HotSet.load(path.parent / file.hot_file)
+    name = check_file_name(file.hot_file, path)
+    try:
+        with open_in_folder(path.parent, name) as hot_file:
+            hot_set = HotSet.read(hot_file, path.parent / name)
+    except OSError:
+        raise ValueError(f"hot set {path.parent / name} does not exist") from None
     if _digest(hot_set) != file.hot_digest:
         raise ValueError(
             f"{file.hot_file} has other hot rows than {path} was made with: plan again, or bring "

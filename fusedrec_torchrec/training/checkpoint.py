@@ -9,13 +9,15 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ConfigDict, Field
 from torch import nn
 from torchrec.optim.keyed import KeyedOptimizer
 
@@ -28,6 +30,9 @@ from fusedrec_torchrec.checkpoint.save import (
     reason,
     write_checkpoint,
 )
+from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.folder_files import shown
+from fusedrec_torchrec.json_file import read_json
 from fusedrec_torchrec.terminal import human_bytes
 from fusedrec_torchrec.together import of_all_ranks
 
@@ -59,13 +64,14 @@ class RunState:
         version: of this format.
     """
 
-    step: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    step: Annotated[int, Field(ge=0, lt=1 << 60)]
     sums: list[list[float]]
     config: dict[str, Any]
     data: dict[str, Any]
-    world_size: int
+    world_size: Annotated[int, Field(ge=1, le=1 << 20)]
     rates: dict[str, Any] | None = None
-    skipped: int = 0
+    skipped: Annotated[int, Field(ge=0, lt=1 << 60)] = 0
     version: int = VERSION
 
 
@@ -81,16 +87,33 @@ def read_run_state(path: Path) -> RunState:
         ValueError: no checkpoint there, or a damaged one, or of another version.
     """
     try:
-        state = RunState(**json.loads((path / RUN_STATE).read_text()))
-    except (FileNotFoundError, NotADirectoryError):
+        data = read_json(path, RUN_STATE)
+    except FileNotFoundError:
         raise ValueError(f"{path} is no checkpoint of a run ({RUN_STATE} is missing)") from None
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path / RUN_STATE} is damaged: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path / RUN_STATE} is damaged: it holds no state of a run")
+    state = from_mapping(RunState, data, f"{path / RUN_STATE} is damaged")
+    if state.rates is not None and not _are_rates(state.rates):
+        raise ValueError(f"{path / RUN_STATE} is damaged: rates is {shown(state.rates)}")
     if state.version != VERSION:
         raise ValueError(
             f"{path} has version {state.version}, this release reads version {VERSION}"
         )
     return state
+
+
+def _are_rates(rates: Mapping[str, Any]) -> bool:
+    """Whether some batches follow each other at these rates: none is 0, the first is there."""
+    changes, losses = rates.get("changes"), rates.get("losses")
+    return (
+        isinstance(changes, list)
+        and isinstance(losses, list)
+        and all(isinstance(change, list) and len(change) == 2 for change in changes)
+        and all(type(first) is int and type(rate) in (int, float) for first, rate in changes)
+        and all(first >= 0 and 0 < rate <= 1 for first, rate in changes)
+        and any(first == 0 for first, _ in changes)
+        and all(type(loss) in (int, float) for loss in losses)
+    )
 
 
 class Checkpointer:

@@ -7,22 +7,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.json_file import parse_json
+
 __all__ = ["RunLog", "read_log"]
 
 FILE = "metrics.jsonl"
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run, in order."""
+    """Returns the records of a run, in order.
+
+    Raises:
+        ValueError: a line is something else.
+    """
     path = folder / FILE
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text().splitlines():
+    records: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = parse_json(line, path)
+        except ValueError:
             break  # the run was stopped while writing its last line
+        if not isinstance(record, dict) or not {"step", "kind"} <= set(record):
+            raise ValueError(f"{path} is damaged: line {len(records) + 1} is no record of a run")
+        records.append(record)
     return records
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, TensorProperties
 
 from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
 from fusedrec_torchrec.checkpoint import verify as verify_module
@@ -138,7 +138,7 @@ def test_a_manifest_names_files_of_its_checkpoint_only(
     data |= {"files": {"../x": about}} if field == "files" else {"hot_rows": "/tmp/x"}
     (copy / "manifest.json").write_text(json.dumps(data))
     for error in cluster_2.run(errors, str(copy), True):
-        assert "which is no file of the checkpoint" in error
+        assert "which is no file in its folder" in error
     data |= {"files": {DATA: {}}}
     (copy / "manifest.json").write_text(json.dumps(data))
     first, second = cluster_2.run(errors, str(copy), True)
@@ -153,7 +153,7 @@ def test_metadata_names_files_of_its_checkpoint_only(copy: Path, tmp_path: Path)
             info.relative_path = str(tmp_path / "elsewhere")
     (copy / ".metadata").write_bytes(pickle.dumps(metadata))
     reader = CheckpointReader(copy)
-    with pytest.raises(ValueError, match="which is no file in it"):
+    with pytest.raises(ValueError, match="which is no file in its folder"):
         _ = [reader.whole(name) for name in reader.tensors]
 
 
@@ -185,14 +185,15 @@ class OldMember:
 def test_members_of_an_enumeration_and_no_other_attributes(copy: Path) -> None:
     metadata = CheckpointReader(copy).metadata
     for state in (_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"), (Metadata, "__init__"):
-        metadata.planner_data = OldMember(*state)
-        (copy / ".metadata").write_bytes(pickle.dumps(metadata))
+        properties = (torch.float32, torch.strided, False, OldMember(*state), False)
+        with mock.patch.object(TensorProperties, "__getstate__", lambda _, p=properties: p):
+            (copy / ".metadata").write_bytes(pickle.dumps(metadata))
         if state[0] is Metadata:
             with pytest.raises(ValueError, match="it wants '__init__' of"):
                 _ = CheckpointReader(copy).metadata
         else:
-            found = CheckpointReader(copy).metadata.planner_data
-            assert found is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+            about = next(iter(CheckpointReader(copy).tensors.values()))
+            assert about.properties.memory_format is torch.channels_last
 
 
 def test_nothing_in_a_file_is_run(copy: Path) -> None:
