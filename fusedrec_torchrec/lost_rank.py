@@ -3,7 +3,8 @@
 A collective that nobody answers ends after the timeout of its process group, or when a connection
 breaks, with a text about sockets.  Ranks that come to this point tell each other through the store
 of the process group where they wait.  Whoever has nothing to say is the one they wait for.  The
-first rank that knows writes it down, and all raise the same error.
+first rank that knows writes it down, and all raise the same error.  A rank that was stopped for a
+while speaks, too, when it goes on: it has not given up waiting, as the others have.
 
 All of this happens after the failure; a step that goes well pays nothing.
 """
@@ -14,6 +15,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
+ADVICE = (
+    "A rank that does not answer hangs, is stopped or swapped out, or is in another collective: "
+    "look at its process and its output, then go on from the last checkpoint. If it was only slow, "
+    "raise the timeout of the process group (launch.timeout_seconds, or timeout of "
+    "init_process_group)"
+)
 
 
 class LostRankError(RuntimeError):
@@ -78,8 +86,10 @@ def explained(
         return LostRankError(_Incident(ranks, stage, error, grace).verdict())
     except Exception as problem:  # the store may be gone with the rank
         return LostRankError(
-            f"stage {stage!r}: a rank did not answer, and who it is cannot be found out "
-            f"({_first_line(problem)}): {_first_line(error)}"
+            f"stage {stage!r}: a rank did not answer, and who it is cannot be found out, for the "
+            "store of the process group, which rank 0 or its launcher holds, does not answer "
+            "either "
+            f"({_first_line(problem)}): {_first_line(error)}. {ADVICE}"
         )
 
 
@@ -91,6 +101,14 @@ def _grace(pg: dist.ProcessGroup | None) -> float:
     except (AttributeError, RuntimeError):  # another backend
         return MOST_GRACE_SECONDS
     return min(MOST_GRACE_SECONDS, max(timeout / 2, 1.0))
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What a rank says: in which stage it waited, and whether it gave up or a connection broke."""
+
+    stage: str
+    gave_up: bool
 
 
 class _Incident:
@@ -112,7 +130,8 @@ class _Incident:
 
     def verdict(self) -> str:
         """What all ranks agree on: what the first of them has found."""
-        self._store.set(f"{self._key}/{self._rank}", self._stage)
+        word = _Word(self._stage, TIMEOUT.search(str(self._error)) is not None)
+        self._store.set(f"{self._key}/{self._rank}", json.dumps(asdict(word)))
         said = self._listen()
         if not self._store.check([f"{self._key}/verdict"]):
             self._store.compare_set(f"{self._key}/verdict", "", json.dumps(self._describe(said)))
@@ -122,14 +141,14 @@ class _Incident:
             self._until(lambda: all(self._has(f"heard/{r}") for r in said), ACK_SECONDS)
         return text
 
-    def _listen(self) -> dict[int, str]:
-        """Stages by rank, of all that speak in time; nobody waits longer if all is known."""
+    def _listen(self) -> dict[int, _Word]:
+        """Words by rank, of all that speak in time; nobody waits longer if all is known."""
         self._until(
             lambda: self._has("verdict") or all(self._has(str(r)) for r in self._ranks),
             self._grace,
         )
         return {
-            rank: self._store.get(f"{self._key}/{rank}").decode()
+            rank: _Word(**json.loads(self._store.get(f"{self._key}/{rank}")))
             for rank in range(dist.get_world_size())
             if self._has(str(rank))
         }
@@ -142,26 +161,42 @@ class _Incident:
         while not done() and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _describe(self, said: dict[int, str]) -> str:
-        missing = [rank for rank in self._ranks if rank not in said]
-        timed_out = TIMEOUT.search(str(self._error)) is not None
-        stages = sorted(set(said.values()))
+    def _describe(self, said: dict[int, _Word]) -> str:
         where = f"stage {self._stage!r}"
+        stages = sorted({word.stage for word in said.values()})
         if len(stages) > 1:
             where += " (" + ", ".join(
-                f"{_listed([r for r, s in said.items() if s == stage])} in {stage!r}"
+                f"{_listed([r for r, word in said.items() if word.stage == stage])} in {stage!r}"
                 for stage in stages
             ) + ")"  # fmt: skip
-        if not missing:
+        missing = [rank for rank in self._ranks if rank not in said]
+        there = [rank for rank in self._ranks if rank in said]
+        gave_up = [rank for rank in there if said[rank].gave_up]
+        if missing and gave_up:
             return (
-                f"{where}: all ranks are there, but a collective failed; do they call the same "
-                f"ones? {_first_line(self._error)}"
+                f"{where}: {_listed(missing)} did not answer in time; {_listed(there)} waited for "
+                f"it. {ADVICE}"
             )
-        waiting = _listed([rank for rank in said if rank in self._ranks])
-        what = "did not answer in time" if timed_out else "is gone: its connection broke"
+        if missing:
+            return (
+                f"{where}: {_listed(missing)} is gone: its connection broke; {_listed(there)} "
+                "waited for it. See what it has written, and whether the system has killed it (out "
+                "of memory), then go on from the last checkpoint"
+            )
+        late = [rank for rank in there if rank not in gave_up]
+        if gave_up and late:
+            return (
+                f"{where}: {_listed(late)} did not answer in time and came when {_listed(gave_up)} "
+                f"had given up. {ADVICE}"
+            )
+        if gave_up:
+            return (
+                f"{where}: all ranks are there, but each waited in vain for another one. {ADVICE}"
+            )
         return (
-            f"{where}: {_listed(missing)} {what}; {waiting} waited for it. The timeout is that of "
-            "the process group (launch.timeout_seconds, or timeout of init_process_group)"
+            f"{where}: all ranks are there, but a connection between them broke: "
+            f"{_first_line(self._error)}. Look for errors of the network, then go on from the last "
+            "checkpoint"
         )
 
 

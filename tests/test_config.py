@@ -179,7 +179,10 @@ def test_there_is_a_configuration_for_each_purpose() -> None:
             {"optimizer": {"schedule": {"decay_start": 5, "decay_end": 5}}},
             "decay_end is 5, must be after decay_start, 5",
         ),
-        ({"launch": {"nodes": 2}}, "rendezvous is None, must be host:port when nodes is 2"),
+        (
+            {"launch": {"nodes": 2}},
+            "rendezvous is None, must be host:port with a port from 1 to 65535 when nodes is 2",
+        ),
         ({"launch": {"min_nodes": 2}}, "min_nodes is 2, must not be more than nodes, 1"),
     ],
 )

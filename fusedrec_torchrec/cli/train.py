@@ -11,6 +11,7 @@ from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.launch import launch
 from fusedrec_torchrec.training.main import add_arguments, load_config, open_checked
+from fusedrec_torchrec.training.rendezvous import LostMachineError
 from fusedrec_torchrec.training.run_folder import check_run, locked
 
 __all__ = ["add_command"]
@@ -48,6 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         rank, failure = error.get_first_failure()
         text = failure.message if isinstance(failure.message, str) else failure.message["message"]
         print(f"fusedrec train: rank {rank} failed: {text}", file=sys.stderr)
+        return 1
+    except LostMachineError as error:
+        print(f"fusedrec train: {error}", file=sys.stderr)
         return 1
     return 0
 

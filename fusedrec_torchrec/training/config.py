@@ -261,7 +261,13 @@ class LaunchConfig:
     min_nodes: int | None = Field(default=None, ge=1)
     """Elastic training: goes on with as few machines as this; nodes if none."""
     rendezvous: str | None = None
-    """host:port that all machines can reach, for more than one machine."""
+    """host:port that all machines can reach, for more than one machine; the machine that has this
+    address hosts the rendezvous."""
+    is_host: bool | None = None
+    """Whether this machine hosts the rendezvous; none finds out by its addresses."""
+    interface: str | None = Field(default=None, min_length=1)
+    """Network interface, such as eth0, that ranks talk through; none takes the one that leads to
+    the rendezvous."""
     job: str = Field(default="fusedrec", min_length=1)
     """Name of the job at the rendezvous."""
     max_restarts: int = Field(default=0, ge=0)
@@ -273,17 +279,20 @@ class LaunchConfig:
     threads: int = Field(default=1, ge=1)
     """Threads of each rank on the CPU."""
     timeout_seconds: int = Field(default=600, ge=1)
-    """How long a collective may take."""
+    """How long a collective may take, and how long machines wait for each other at the start."""
 
     def __post_init__(self) -> None:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             raise ValueError(
                 f"min_nodes is {self.min_nodes}, must not be more than nodes, {self.nodes}"
             )
-        if self.nodes > 1 and not re.fullmatch(r".+:\d+", self.rendezvous or ""):
-            raise ValueError(
-                f"rendezvous is {self.rendezvous!r}, must be host:port when nodes is {self.nodes}"
-            )
+        if self.nodes > 1:
+            found = re.fullmatch(r".+:(\d+)", self.rendezvous or "")
+            if found is None or not 1 <= int(found[1]) <= 65535:
+                raise ValueError(
+                    f"rendezvous is {self.rendezvous!r}, must be host:port with a port from 1 to "
+                    f"65535 when nodes is {self.nodes}"
+                )
 
 
 @section

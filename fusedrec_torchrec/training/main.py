@@ -9,7 +9,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +25,8 @@ from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.model import check_plan, check_sharding
+from fusedrec_torchrec.training.network import interface_called
+from fusedrec_torchrec.training.process_group import init_process_group
 from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
 from fusedrec_torchrec.training.source import hot_samples, open_source
 from fusedrec_torchrec.training.summary import report
@@ -114,6 +115,8 @@ def _check_launch(config: LaunchConfig) -> None:
         raise ValueError("launch.device is cuda, but torch finds no CUDA device")
     if config.backend == "nccl" and _device_type(config) == "cpu":
         raise ValueError("launch.backend is nccl, which needs CUDA; use gloo or auto on CPU")
+    if config.interface is not None:
+        interface_called(config.interface)
 
 
 def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite: bool) -> None:
@@ -123,10 +126,10 @@ def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite:
     backend = config.launch.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
+    init_process_group(
+        config.launch,
         # Checkpoints and metrics also talk through the CPU.
         f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend,
-        timeout=timedelta(seconds=config.launch.timeout_seconds),
     )
     job = _job()
     try:

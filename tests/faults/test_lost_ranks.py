@@ -11,10 +11,11 @@ import pytest
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec import lost_rank
 from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.output_dist import _RowExchange
 from fusedrec_torchrec.hot.sync import GradientSync
-from fusedrec_torchrec.lost_rank import LostRankError
+from fusedrec_torchrec.lost_rank import LostRankError, _Incident
 from fusedrec_torchrec.training.metrics import ClickSums
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
@@ -105,6 +106,45 @@ def test_a_group_that_waits_for_its_replica() -> None:
         cluster.stop(kill=True)
     assert len(set(found)) == 1
     assert found[0].startswith("stage '2D sync': rank 1 did not answer in time")
+
+
+def stop_for_a_while(case: Case) -> str:
+    """Rank 1 is stopped before a step, and goes on when rank 0 has given up."""
+    model: Any = sharded(case)
+    train_step(case, model, 0)
+    pids: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    listen = _Incident._listen
+
+    def go_on(incident: _Incident) -> Any:
+        os.kill(pids[1], signal.SIGCONT)
+        return listen(incident)
+
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with (
+            mock.patch.object(_Incident, "_listen", go_on),
+            mock.patch.object(lost_rank, "_grace", return_value=60.0),  # until it has come
+        ):
+            train_step(case, model, 1)
+    except LostRankError as error:
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_rank_that_was_stopped_is_named_with_what_to_do() -> None:
+    cluster = Cluster(2, timeout=5)
+    try:
+        found = cluster.run(stop_for_a_while, case_of(2))
+    finally:
+        cluster.stop(kill=True)
+    assert len(set(found)) == 1
+    assert found[0].startswith(
+        "stage 'ids': rank 1 did not answer in time and came when rank 0 had given up. A rank that "
+        "does not answer hangs, is stopped or swapped out, or is in another collective: look at"
+    )
+    assert "?" not in found[0] and "launch.timeout_seconds" in found[0]
 
 
 def die(case: Case, folder: str) -> None:
