@@ -1,6 +1,5 @@
 """Data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
 
-import json
 from bisect import bisect_right
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -11,12 +10,20 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.criteo import LABEL
-from fusedrec_torchrec.data.samples import Samples
+from fusedrec_torchrec.data.parquet import open_parquet, reading
+from fusedrec_torchrec.data.prepared_files import (
+    MANIFEST,
+    VERSION,
+    RowGroup,
+    columns_of,
+    read_manifest,
+    remedy,
+    row_groups,
+)
+from fusedrec_torchrec.data.samples import DamagedDataError, Samples
 
 __all__ = ["MANIFEST", "VERSION", "PreparedData"]
 
-MANIFEST = "manifest.json"
-VERSION = 1
 CACHED_GROUPS = 16
 
 
@@ -29,31 +36,18 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: str | Path) -> "PreparedData":
-        """
+        """Opens a folder and compares its files with what the manifest says about them.
+
+        Only the ends of files are read for that, which say what is in them.
+
         Raises:
-            ValueError: no prepared data there, or of another version, or files are missing.
+            ValueError: no prepared data there, or of another version, or files are missing, damaged
+                or not those that the manifest lists; it names the file.
         """
         folder = Path(folder)
-        path = folder / MANIFEST
-        if not path.is_file():
-            raise ValueError(
-                f"{folder} holds no prepared data ({MANIFEST} is missing); make it with "
-                f"`fusedrec prepare FILES --output {folder}`"
-            )
-        try:
-            manifest = json.loads(path.read_text())
-            version = manifest["identity"]["version"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"{path} is damaged; prepare the data anew") from None
-        if version != VERSION:
-            raise ValueError(
-                f"{folder} holds prepared data of version {version}, this release reads version "
-                f"{VERSION}; prepare it anew"
-            )
-        for part in manifest["parts"]:
-            if not (folder / part["file"]).is_file():
-                raise ValueError(f"{folder / part['file']} is missing; prepare the data anew")
-        return cls(folder, manifest)
+        data = cls(folder, read_manifest(folder))
+        assert data._starts[-1] == data.samples, (data._starts[-1], data.samples)
+        return data
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -103,33 +97,33 @@ class PreparedData:
         return groups.take(np.arange(start - offset, stop - offset))
 
     @cached_property
-    def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, number in it and samples of each row group."""
-        groups = []
-        for part in self.manifest["parts"]:
-            path = self.folder / part["file"]
-            metadata = pq.ParquetFile(path).metadata
-            groups += [
-                (path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)
-            ]
-        return groups
+    def _groups(self) -> list[RowGroup]:
+        return row_groups(self.folder, self.manifest)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """First sample of each row group, and the end."""
-        return np.cumsum([0] + [rows for _, _, rows in self._groups])
+        return np.cumsum([0] + [group.samples for group in self._groups])
 
     @cached_property
     def _group(self) -> Any:
         return lru_cache(CACHED_GROUPS)(self._read_group)
 
     def _read_group(self, index: int) -> Samples:
-        path, number, _ = self._groups[index]
-        table = _file(path).read_row_group(number, use_threads=False)
+        group = self._groups[index]
+        names = columns_of(self.manifest)
+        with reading(group.path, remedy(self.folder)):
+            table = _file(group.path).read_row_group(group.number, names, use_threads=False)
+        for name in names:
+            if table[name].null_count:
+                raise DamagedDataError(
+                    f"{group.path} is damaged: column {name!r} has {table[name].null_count} values "
+                    f"that are missing; {remedy(self.folder)}"
+                )
         dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
         ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
         labels = table[LABEL].to_numpy().astype(np.float32)
-        return Samples(dense, labels, ids.astype(np.int64).ravel())
+        return Samples(dense.astype(np.float32, copy=False), labels, ids.astype(np.int64).ravel())
 
     def __getstate__(self) -> dict[str, Any]:
         """Reader processes open their own files."""
@@ -138,4 +132,4 @@ class PreparedData:
 
 @lru_cache(64)
 def _file(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path)
+    return open_parquet(path)

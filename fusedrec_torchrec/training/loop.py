@@ -1,6 +1,5 @@
 """The training of one rank, from the process group to the last evaluation."""
 
-import itertools
 import sys
 import time
 from collections import deque
@@ -116,7 +115,7 @@ class Training:
         # and sums in another order differ in the last bit: so these steps are run, and undone by
         # loading.
         warm_up = min(state.step, DDP_STEPS)
-        batches = self._bad_batches.watch(self._train_data.read(0, warm_up), 0)
+        batches = self._bad_batches.watch(self._train_data.read(0, warm_up), 0, warm_up)
         self.model.train()
         for _ in range(warm_up):
             self._pipeline.progress(batches)
@@ -204,7 +203,7 @@ class Training:
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config
         start = self.step
-        segment = self._bad_batches.watch(itertools.islice(stream, stop - start), start)
+        segment = self._bad_batches.watch(stream, start, stop)
         self.model.train()
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
@@ -312,7 +311,7 @@ class Training:
         self.model.eval()
         metrics = ClickMetrics(self._device)
         good: deque[bool] = deque()
-        batches = self._bad_batches.held_out(self._eval_data.read(0, count), good)
+        batches = self._bad_batches.held_out(self._eval_data.read(0, count), count, good)
         for _ in range(count):
             _, logits, labels = self._pipeline.progress(batches)
             if good.popleft():

@@ -13,6 +13,7 @@ from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.data.separate import HOT_SET
 from fusedrec_torchrec.data.separated_loader import SeparatedLoader
+from fusedrec_torchrec.data.spelling import as_setting
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
 
@@ -55,9 +56,9 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
         max_rows=data.criteo.max_rows,
         on_bad_line=data.criteo.on_bad_line,
     )
-    return prepare(
-        [Path(file) for file in data.criteo.files], data.criteo.prepared, options, progress
-    )
+    files = [Path(file) for file in data.criteo.files]
+    spelling = as_setting("data.criteo")
+    return prepare(files, data.criteo.prepared, options, progress, spelling)
 
 
 def train_loader(
