@@ -23,6 +23,7 @@ from fusedrec_torchrec.data.profile import (
     share_of_top,
 )
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.spelling import as_flag
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
@@ -216,7 +217,7 @@ def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
     if len(arguments.data) == 1 and (first / MANIFEST).is_file():
         return PreparedData.open(first)
     options = PrepareOptions(on_bad_line=arguments.on_bad_line)
-    data = prepare(arguments.data, scratch, options, progress=not arguments.quiet)
+    data = prepare(arguments.data, scratch, options, not arguments.quiet, as_flag)
     if data.left_out:
         print("\n".join(data.left_out), file=sys.stderr)
     return data

@@ -91,13 +91,13 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     text = write(tmp_path / "train.txt", [*lines(900), "bad line"])
     out = tmp_path / "out"
     assert main(["prepare", str(text), "--output", str(out), "--quiet"]) == 2
-    assert "train.txt:901: 1 columns, must be 40" in capsys.readouterr().err
+    assert "train.txt:901: 1 column, must be 40 as in Criteo's format" in capsys.readouterr().err
     arguments = ["--output", str(out), "--quiet", "--on-bad-line", "skip"]
     assert main(["prepare", str(text), *arguments]) == 0
     shown = capsys.readouterr().out
     assert "samples                   900" in shown
     assert "malformed lines left out  1" in shown
-    assert "train.txt:901: 1 columns, must be 40" in shown
+    assert "train.txt:901: 1 column, must be 40 as in Criteo's format" in shown
 
     assert main(["inspect", str(out)]) == 0
     assert "cat_25" in capsys.readouterr().out
@@ -130,13 +130,52 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     assert "malformed lines were left out: 1 wrong number of columns" in again.err
 
 
+def test_a_malformed_line_names_the_setting_as_it_is_spelled_there(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out = write(tmp_path / "train.txt", ["bad line", *lines(99)]), tmp_path / "out"
+    hint = "(to skip and count malformed lines, use {})\n"
+    for command in (["prepare", str(text), "--output", str(out)], ["profile", str(text)]):
+        assert main([*command, "--quiet"]) == 2
+        assert capsys.readouterr().err.endswith(hint.format("--on-bad-line skip"))
+    monkeypatch.setattr("fusedrec_torchrec.cli.train.launch", lambda *_: pytest.fail("launched"))
+    criteo = f"data.criteo={{files: [{text}], prepared: {out}}}"
+    settings = ["tables=[]", "data.source=criteo", criteo, "data.batch_size=8"]
+    settings.append(f"logging.directory={tmp_path / 'run'}")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    train = ["train", "--config", str(ROOT / "configs" / "tiny.yaml"), *flags]
+    assert main(train) == 2
+    assert capsys.readouterr().err.endswith(hint.format("data.criteo.on_bad_line: skip"))
+
+    skip = ["prepare", str(text), "--output", str(out), "--quiet", "--on-bad-line", "skip"]
+    assert main(skip) == 0
+    assert main(skip[:-2]) == 2  # prepared already, without the line
+    assert "was made with --on-bad-line skip, which left it out" in capsys.readouterr().err
+    assert main([*skip, "--min-count", "2"]) == 2
+    assert "otherwise: --min-count 1, now --min-count 2. Choose" in capsys.readouterr().err
+    assert main([*train, "--set", "data.criteo.min_count=2"]) == 2
+    assert "data.criteo.min_count: 1, now data.criteo.min_count: 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [["--min-count", "0"], ["--max-rows", "2"], ["--memory-mb", "much"]]
+)
+def test_numbers_out_of_range_are_wrong_usage(flags: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["prepare", "a.txt", "--output", "out", *flags])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert f"argument {flags[0]}: it is {flags[1]!r}, must be a whole number of at least" in error
+
+
 def test_paths_that_cannot_be_written_are_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
     config = str(ROOT / "configs" / "tiny.yaml")
     target = str(tmp_path / "no" / "x.json")
     assert main(["profile", config, "--samples", "5000", "--quiet", "--json", target]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"fusedrec profile: {target}: No such file or directory\n"
     text = write(tmp_path / "a.tsv", lines(10))
     assert main(["prepare", str(text), "--output", str(text), "--quiet"]) == 2
+    assert f"{text} is a file, must be a folder" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
