@@ -18,7 +18,7 @@ from fusedrec_torchrec.terminal import human_bytes
 
 __all__ = ["page", "write_report"]
 
-MOST_RANKS, MOST_CURVES, MOST_ROWS = 128, 24, 400
+MOST_RANKS, MOST_CURVES, MOST_ROWS, MOST_TICKS = 128, 24, 400, 16
 HOT_MB = (0, 1, 4, 16, 64, 256, 1024)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 COLORS = {  # kinds of parts, the same in all plots
@@ -162,7 +162,11 @@ def _load(explanation: Explanation) -> go.Figure:
         layout={
             **LAYOUT,
             "barmode": "stack",
-            "xaxis": {"title": "rank" + (" of a group" if decision.groups.number > 1 else "")},
+            "xaxis": {
+                "title": "rank" + (" of a group" if decision.groups.number > 1 else ""),
+                # Ranks are whole numbers, which plotly does not know.
+                "tickvals": shown[:: -(-len(shown) // MOST_TICKS)].tolist(),
+            },
             "yaxis": {"title": "ms busy"},
             "yaxis2": {"title": "GB", "overlaying": "y", "side": "right", "rangemode": "tozero"},
         }
