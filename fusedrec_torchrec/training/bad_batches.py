@@ -57,10 +57,14 @@ class BadBatches:
     Args:
         config: the policy.
         timeout: how long ranks wait for each other.
+        quiet: counts steps that are left out, but does not tell of each.
     """
 
-    def __init__(self, config: BadBatchesConfig, timeout: timedelta | None = None) -> None:
+    def __init__(
+        self, config: BadBatchesConfig, timeout: timedelta | None = None, quiet: bool = False
+    ) -> None:
         self._config = config
+        self._quiet = quiet
         # Ranks talk about a batch while others are on their way: a group of its own, on the CPU.
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._coming: deque[tuple[int, bool]] = deque()  # step, whether it is left out
@@ -153,7 +157,7 @@ class BadBatches:
             self._skip(text)
 
     def _say(self, text: str) -> None:
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 and not self._quiet:
             print(f"skipped bad {text}", file=sys.stderr, flush=True)
 
     def _skip(self, text: str) -> None:

@@ -63,16 +63,23 @@ class Training:
         source: the data.
         device: of this rank.
         resume: checkpoint to go on from, if any.
+        quiet: shows no progress and tells nothing about single steps.
     """
 
     def __init__(
-        self, config: TrainConfig, source: Source, device: torch.device, resume: Path | None
+        self,
+        config: TrainConfig,
+        source: Source,
+        device: torch.device,
+        resume: Path | None,
+        quiet: bool = False,
     ) -> None:
         self._config = config
         self._source = source
         self._device = device
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._is_first = rank == 0
+        self._shows_progress = self._is_first and not quiet
         self._rates = first_rates(config)
         torch.manual_seed(config.seed)
         unsharded = build_model(config.model, source, device)
@@ -84,7 +91,7 @@ class Training:
         self.steps = config.steps or config.epochs * self._train_data.batches
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
         timeout = timedelta(seconds=config.launch.timeout_seconds)
-        self._bad_batches = BadBatches(config.bad_batches, timeout)
+        self._bad_batches = BadBatches(config.bad_batches, timeout, quiet)
         if config.bad_batches.gradients:
             self._bad_batches.guard(unsharded.model.sparse_arch)
         guarded = GuardedOptimizer(self.optimizer, self._bad_batches, thresholds_of(self.model))
@@ -156,7 +163,7 @@ class Training:
             total=self.steps,
             initial=self.step,
             unit="step",
-            disable=not self._is_first,
+            disable=not self._shows_progress,
             dynamic_ncols=True,
         ) as bar:
             logged = self._logged_evaluation()

@@ -36,7 +36,7 @@ def test_help_explains_every_setting(capsys: Capture) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for option in options(TrainConfig):
         assert f"{option.path}: {option.type} = {option.default} {option.description}" in shown
-    for flag in ("--config", "--set", "--resume", "--overwrite"):
+    for flag in ("--config", "--set", "--resume", "--overwrite", "--quiet"):
         assert flag in shown
 
 
@@ -54,6 +54,18 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: Capture) -> No
         (["modle.x=1"], "tiny.yaml: modle is unknown; did you mean 'model'?"),
         (["launch.ranks=3"], "data.lanes is 8, must be a multiple of the number of ranks, 3"),
         (["sharding.tables.movie=row_wise"], "sharding.tables names 'movie', which is no table"),
+        (["sharding.exchange.hash_ids=[usr]"], "sharding.exchange.hash_ids names 'usr', which is"),
+        (
+            ["sharding.exchange.hash_ids=[user]", "sharding.tables.user=table_wise"],
+            "hash_ids names 'user', whose sharding is table_wise, must be fused_row_wise",
+        ),
+        (
+            ["sharding.hot.tables.country.ids=[5, 100]"],
+            "sharding.hot.tables.country: id 100 is out of range [0, 100)",
+        ),
+        (["sharding.hot.tables.country.ids=[5, 5]"], "country: id 5 is there more than once"),
+        (["sharding.hot.rule.top_k=10"], "sharding.hot.rule: top_k needs hot.profile"),
+        (["sharding.hot.tables.user.memory=900"], "hot.tables.user: memory needs hot.profile"),
         (["data.synthetic.samples=1000"], "900 training samples do not fill one batch"),
         (["launch.device=cuda"], "launch.device is cuda, but torch finds no CUDA device"),
         (["launch.backend=nccl"], "launch.backend is nccl, which needs CUDA"),
