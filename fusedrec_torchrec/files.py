@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["described", "locked", "naming", "replacing", "sync_file", "write_json"]
+__all__ = ["described", "locked", "naming", "replacing", "sync_file", "write_json", "write_text"]
 
 
 def described(error: OSError) -> str:
@@ -55,6 +55,12 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
     """A file that nobody sees half written."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(data, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file of text, whose errors name it, also when it is the disk that is full."""
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def sync_file(path: Path) -> None:

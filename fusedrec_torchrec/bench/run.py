@@ -73,11 +73,13 @@ def run_suite(
 
 def load_results(path: Path) -> dict[str, Any]:
     """A document that ``run_suite`` wrote."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} holds no results of a benchmark ({path.name} is missing)")
     try:
         document: dict[str, Any] = json.loads(path.read_text())
         version = document["version"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no results of a benchmark: {error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} holds no results of a benchmark") from None
     if version != VERSION:
         raise ValueError(f"{path} holds results of version {version}, must be {VERSION}")
     return document

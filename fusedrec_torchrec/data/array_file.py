@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.files import replacing
+
 __all__ = ["read_arrays", "write_arrays"]
 
 VERSION = 1
@@ -27,10 +29,11 @@ def write_arrays(
     """
     description = json.dumps({"kind": kind, "version": VERSION, **about})
     content: dict[str, Any] = {"about": np.array(description), **arrays}
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with (
+        replacing(path, path.with_name(f".{path.name}.partial")) as partial,
+        partial.open("wb") as file,
+    ):
         np.savez_compressed(file, **content)
-    partial.replace(path)
 
 
 def read_arrays(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from fusedrec_torchrec.files import write_text
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.decide import MB, Decision, again, decide
 from fusedrec_torchrec.planner.explain import COLUMNS, Explanation, milliseconds
@@ -53,7 +54,7 @@ LAYOUT: dict[str, Any] = {
 
 def write_report(path: Path, explanation: Explanation) -> None:
     """Writes all about a plan."""
-    path.write_text(report(explanation), encoding="utf-8")
+    write_text(path, report(explanation))
 
 
 def report(explanation: Explanation) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.config import options
@@ -69,7 +70,10 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: Capture) -> No
         (["data.synthetic.samples=1000"], "900 training samples do not fill one batch"),
         (["launch.device=cuda"], "launch.device is cuda, but torch finds no CUDA device"),
         (["launch.backend=nccl"], "launch.backend is nccl, which needs CUDA"),
-        (["logging.directory=/dev/null/run"], "logging.directory /dev/null/run cannot be written"),
+        (
+            ["logging.directory=/dev/null/run"],
+            "logging.directory /dev/null/run cannot be written: /dev/null/run: Not a directory",
+        ),
         (["model.dense_arch.0.x=1"], "'0' holds a value, not a section"),
         (["launch.nodes=2", "launch.rendezvous=a:1"], "--overwrite is for one machine"),
         (["data.held_out=0.0001"], "90 held-out samples do not fill one evaluation batch"),
@@ -178,6 +182,54 @@ def test_numbers_out_of_range_are_wrong_usage(flags: list[str], capsys: Capture)
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert f"argument {flags[0]}: it is {flags[1]!r}, must be a whole number of at least" in error
+
+
+TINY = str(ROOT / "configs" / "tiny.yaml")
+PLAN = str(ROOT / "configs" / "planner" / "tiny.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["profile", TINY, "--plot", "."], "argument --plot: . is a folder, must be a file"),
+        (["profile", TINY, "--plot", "x.foo"], "argument --plot: x.foo must end in one of .png"),
+        (["profile", TINY, "--json", "."], "argument --json: . is a folder"),
+        (["profile", TINY, "--save", "."], "argument --save: . is a folder"),
+        (["profile", TINY, "--hot-set", "."], "argument --hot-set: . is a folder"),
+        (["profile", TINY, "--top", "-1"], "argument --top: it is '-1', must be a whole number"),
+        (["profile", TINY, "--samples", "0"], "argument --samples: it is '0', must be"),
+        (["profile", TINY, "--save", "x.npz", "--memory", "nan"], "--memory is nan MiB, must be"),
+        (["simulate", "--config", PLAN, "--plot", "."], "argument --plot: . is a folder"),
+        (["simulate", "--config", PLAN, "--seed", "-1"], "argument --seed: it is '-1', must be"),
+        (["plan", "--config", PLAN, "--html", "."], "argument --html: . is a folder"),
+        (["plan", "--config", PLAN, "--out", "."], "argument --out: . is a folder"),
+        (["plan", "--config", "."], "configuration file . is a folder, must be a YAML file"),
+        (["calibrate", "--output", "."], "argument --output: . is a folder"),
+        (["calibrate", "--device", "cuda"], "--device is cuda, but torch finds no CUDA device"),
+        (["bench", "."], ". holds no results of a benchmark (results.json is missing)"),
+        (["prepare", "/dev/null", "--output", "out"], "/dev/null is neither a file nor a folder"),
+    ],
+)
+def test_mistakes_of_the_command_line_are_exit_code_2_before_the_work_begins(
+    arguments: list[str],
+    problem: str,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    monkeypatch.chdir(tmp_path)
+    for module in ("train", "calibrate"):
+        launch = f"fusedrec_torchrec.cli.{module}.launch"
+        monkeypatch.setattr(launch, lambda *_: pytest.fail("launched"))
+    try:
+        code = main([*arguments, "--quiet"])
+    except SystemExit as stopped:  # of argparse
+        code = stopped.code  # type: ignore[assignment]
+    assert code == 2
+    assert problem in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_paths_that_cannot_be_written_are_exit_code_2(tmp_path: Path, capsys: Capture) -> None:

@@ -66,11 +66,11 @@ def check_same(data: PreparedData, path: Path, folder: Path, options: PrepareOpt
     assert data.manifest == straight.manifest
     for ours, theirs in zip(contents(data), contents(straight), strict=True):
         assert (ours == theirs).all()
-    ours, theirs = (
+    names, wanted = (
         sorted(str(file.relative_to(root)) for file in root.rglob("*"))
         for root in (data.folder, folder)
     )
-    assert ours == theirs
+    assert names == wanted
 
 
 @pytest.mark.parametrize("where", [0, 450])

@@ -67,7 +67,7 @@ def test_damage_inside_a_file_is_found_by_whoever_reads_it(data: Path, workers: 
     source = PreparedData.open(data)
     part = (0, source.samples)
     options = {"batch_size": 64, "lanes": 1, "rank": 0, "world_size": 1, "chunk_batches": 1}
-    loader = Loader(source, part, shuffle=False, workers=workers, **options)
+    loader = Loader(source, part, shuffle=False, workers=workers, **options)  # type: ignore[arg-type]
     with pytest.raises(DamagedDataError) as caught:
         list(loader.read(0, loader.batches))
     text = str(caught.value)
