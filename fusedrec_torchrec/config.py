@@ -54,6 +54,8 @@ def section(cls: type[T]) -> type[T]:
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML file holds, unchecked."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"configuration file {path} is a folder, must be a YAML file")
     if not path.is_file():
         raise ValueError(f"configuration file {path} does not exist")
     data = read_yaml(path)

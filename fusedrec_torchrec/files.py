@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and locks that die with their process."""
+"""Files that are whole or not there, errors that name them, locks that die with their process."""
 
 import fcntl
 import json
@@ -8,15 +8,59 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["locked", "sync_file", "write_json"]
+__all__ = ["described", "locked", "naming", "replacing", "sync_file", "write_json", "write_text"]
+
+
+def described(error: OSError) -> str:
+    """What the operating system refused, for people: the paths, then the reason."""
+    if error.errno is None:
+        return str(error)
+    # Libraries put their own words in the place of the system's, and numbers of errors beside it.
+    reason = os.strerror(error.errno)
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    return f"{' and '.join(paths)}: {reason}" if paths else reason
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the operating system that do not say which file they are about name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        if error.errno is None:
+            raise OSError(f"{path}: {error}") from error
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+@contextmanager
+def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``path`` when all of it is written.
+
+    What is half written is removed, which also gives a full disk its room back.
+    """
+    partial = partial or path.with_suffix(".partial")
+    try:
+        with naming(path):
+            yield partial
+            sync_file(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """A file that nobody sees half written."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=1))
-    sync_file(partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(data, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file of text, whose errors name it, also when it is the disk that is full."""
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def sync_file(path: Path) -> None:

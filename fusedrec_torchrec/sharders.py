@@ -1,5 +1,6 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -41,6 +42,7 @@ from fusedrec_torchrec.momentum_scale import (
 )
 from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.stock_planner import refuse_stock_planner
 
 __all__ = [
     "FusedEmbeddingBagCollectionSharder",
@@ -65,6 +67,7 @@ class _FusedTypeMixin:
         if sharding_type != FUSED:
             kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
             return kernels
+        refuse_stock_planner(sys._getframe(1))
         return kernels_of(compute_device_type)
 
 

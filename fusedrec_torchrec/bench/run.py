@@ -73,6 +73,8 @@ def run_suite(
 
 def load_results(path: Path) -> dict[str, Any]:
     """A document that ``run_suite`` wrote."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} holds no results of a benchmark ({path.name} is missing)")
     try:
         document: dict[str, Any] = parse_json(path.read_bytes(), path)
         version = document["version"]

@@ -18,6 +18,7 @@ from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import MANIFEST
+from fusedrec_torchrec.files import write_text
 
 __all__ = ["add_command"]
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     workloads = [WorkloadFigures(result) for result in document["results"]]
     print_report(document, workloads)
     if workloads:
-        (folder / "report.md").write_text(_markdown(document, workloads))
+        write_text(folder / "report.md", _markdown(document, workloads))
         files = draw(workloads, folder)
         print(f"figures: {folder / RESULTS}, tables: {folder / 'report.md'}")
         print(f"plots: {', '.join(str(file) for file in files)}")

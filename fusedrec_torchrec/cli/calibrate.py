@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.config import from_mapping, load_yaml
 from fusedrec_torchrec.planner.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import LaunchConfig
@@ -26,7 +28,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--ranks", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--name", default="measured", help="of the cluster")
-    parser.add_argument("--output", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument("--output", type=output_file, default=Path("cluster.yaml"))
     parser.add_argument(
         "--rates-of",
         type=Path,
@@ -41,6 +43,8 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.ranks < 2:
         raise ValueError(f"--ranks is {arguments.ranks}, must be at least 2: links are measured")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but torch finds no CUDA device")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     command = ["--output", str(arguments.output), "--name", arguments.name]
     command += ["--device", arguments.device, *(["--quiet"] if arguments.quiet else [])]

@@ -9,6 +9,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from fusedrec_torchrec.files import described
+
 __all__ = ["main"]
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        print(f"fusedrec {parsed.command}: {error}", file=sys.stderr)
+        print(f"fusedrec {parsed.command}: {described(error)}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print(f"fusedrec {parsed.command}: interrupted", file=sys.stderr)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.planner.config import PlannerConfig, Planning, load_planning, schema
 from fusedrec_torchrec.planner.decide import MB, Decision
@@ -45,8 +46,10 @@ def add_command(commands: Any) -> None:
         help="overrides one setting, may be given several times",
     )
     parser.add_argument("--ranks", type=int, default=None, help="plans for so many ranks")
-    parser.add_argument("--out", type=Path, default=None, help="writes the plan (.yaml)")
-    parser.add_argument("--html", type=Path, default=None, help="writes a report for a browser")
+    parser.add_argument("--out", type=output_file, default=None, help="writes the plan (.yaml)")
+    parser.add_argument(
+        "--html", type=output_file, default=None, help="writes a report for a browser"
+    )
     parser.add_argument("--quiet", action="store_true", help="explains nothing")
     parser.set_defaults(run=run)
 

@@ -3,8 +3,11 @@
 import argparse
 from typing import Any
 
+from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.data.spelling import as_flag
+from fusedrec_torchrec.data.vocabulary import RESERVED
 from fusedrec_torchrec.terminal import print_table
 
 __all__ = ["add_command", "print_prepared"]
@@ -15,20 +18,20 @@ def add_command(commands: Any) -> None:
         "prepare",
         help="turn Criteo text files into parquet that trains at full speed",
         description="Streams text files into parquet, in bounded memory.  A run that was stopped "
-        "goes on where it was.",
+        "or failed goes on where it was; with other text or settings it begins anew.",
     )
     parser.add_argument("files", nargs="+", help="text files, plain or .gz, or folders of them")
     parser.add_argument("--output", required=True, help="folder for the prepared data")
     default = PrepareOptions()
     parser.add_argument(
         "--min-count",
-        type=int,
+        type=whole(1),
         default=default.min_count,
         help="values seen less often share one row (default %(default)s)",
     )
     parser.add_argument(
         "--max-rows",
-        type=int,
+        type=whole(RESERVED + 1),
         default=None,
         help="most rows of a table; beyond it only the most frequent values get their own row",
     )
@@ -46,7 +49,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--memory-mb",
-        type=int,
+        type=whole(1),
         default=default.memory_mb,
         help="about what counting a column's values may use (default %(default)s)",
     )
@@ -62,7 +65,13 @@ def run(arguments: argparse.Namespace) -> None:
         on_bad_line=arguments.on_bad_line,
         memory_mb=arguments.memory_mb,
     )
-    data = prepare(arguments.files, arguments.output, options, progress=not arguments.quiet)
+    data = prepare(
+        arguments.files,
+        arguments.output,
+        options,
+        progress=not arguments.quiet,
+        spelling=as_flag,
+    )
     print_prepared(data)
 
 

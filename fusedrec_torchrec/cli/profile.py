@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fusedrec_torchrec.cli.numbers import whole
+from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
@@ -23,6 +26,8 @@ from fusedrec_torchrec.data.profile import (
     share_of_top,
 )
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.data.spelling import as_flag
+from fusedrec_torchrec.files import naming, write_text
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
@@ -49,15 +54,21 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--batch-size", type=int, default=4096, help="(default %(default)s)")
     parser.add_argument(
         "--samples",
-        type=int,
+        type=whole(1),
         default=None,
         help="only the first so many; --share is of all of them",
     )
-    parser.add_argument("--top", type=int, default=3, help="most used rows to show of each table")
-    parser.add_argument("--plot", type=Path, default=None, help="draws coverage curves (.png)")
-    parser.add_argument("--json", type=Path, default=None, help="writes the figures to a file")
+    parser.add_argument(
+        "--top", type=whole(0), default=3, help="most used rows to show of each table"
+    )
+    parser.add_argument("--plot", type=plot_file, default=None, help="draws coverage curves (.png)")
+    parser.add_argument(
+        "--json", type=output_file, default=None, help="writes the figures to a file"
+    )
     sampled = parser.add_argument_group("access profile and hot set, for training with hot rows")
-    sampled.add_argument("--save", type=Path, default=None, help="writes an access profile (.npz)")
+    sampled.add_argument(
+        "--save", type=output_file, default=None, help="writes an access profile (.npz)"
+    )
     sampled.add_argument(
         "--share", type=float, default=0.05, help="of the samples it counts (default %(default)s)"
     )
@@ -75,7 +86,9 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="does not look at the other samples, and needs no counter for every row",
     )
-    sampled.add_argument("--hot-set", type=Path, default=None, help="writes a hot set (.npz)")
+    sampled.add_argument(
+        "--hot-set", type=output_file, default=None, help="writes a hot set (.npz)"
+    )
     size = sampled.add_mutually_exclusive_group()
     size.add_argument("--hot-rows", type=int, default=None, help="rows of the hot set")
     size.add_argument(
@@ -130,9 +143,10 @@ def run(arguments: argparse.Namespace) -> None:
         hot_set.save(arguments.hot_set)
         print(f"hot set: {arguments.hot_set}")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=1))
+        write_text(arguments.json, json.dumps(figures, indent=1))
     if arguments.plot is not None and result is not None:
-        draw_coverage(result, arguments.plot, sampled)
+        with naming(arguments.plot):
+            draw_coverage(result, arguments.plot, sampled)
         print(f"coverage curves: {arguments.plot}")
 
 
@@ -149,7 +163,9 @@ def _hot_rows(arguments: argparse.Namespace) -> int:
         if arguments.hot_rows < 1:
             raise ValueError(f"--hot-rows is {arguments.hot_rows}, must be at least 1")
         return int(arguments.hot_rows)
-    rows = int(arguments.memory * 2**20) // _row_bytes(arguments)
+    rows = 0
+    if math.isfinite(arguments.memory):
+        rows = int(arguments.memory * 2**20) // _row_bytes(arguments)
     if rows < 1:
         raise ValueError(
             f"--memory is {arguments.memory} MiB, must be at least {_row_bytes(arguments)} bytes, "
@@ -216,7 +232,7 @@ def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
     if len(arguments.data) == 1 and (first / MANIFEST).is_file():
         return PreparedData.open(first)
     options = PrepareOptions(on_bad_line=arguments.on_bad_line)
-    data = prepare(arguments.data, scratch, options, progress=not arguments.quiet)
+    data = prepare(arguments.data, scratch, options, not arguments.quiet, as_flag)
     if data.left_out:
         print("\n".join(data.left_out), file=sys.stderr)
     return data

@@ -9,6 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fusedrec_torchrec.cli.numbers import whole
+from fusedrec_torchrec.cli.outputs import output_file, plot_file
+from fusedrec_torchrec.files import naming, write_text
 from fusedrec_torchrec.planner.config import load_planning
 from fusedrec_torchrec.planner.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import SYSTEMS, Point, simulate
@@ -34,9 +37,11 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--ranks", default=RANKS, help="sizes of the cluster (default %(default)s)")
     parser.add_argument("--scaling", choices=["weak", "strong", "both"], default="weak")
     parser.add_argument("--batches", type=int, default=8, help="to sample (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--plot", type=Path, default=None, help="draws throughput (.png)")
-    parser.add_argument("--json", type=Path, default=None, help="writes the figures to a file")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of the sample")
+    parser.add_argument("--plot", type=plot_file, default=None, help="draws throughput (.png)")
+    parser.add_argument(
+        "--json", type=output_file, default=None, help="writes the figures to a file"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
@@ -69,10 +74,12 @@ def run(arguments: argparse.Namespace) -> None:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+        figures = json.dumps([asdict(point) for point in points], indent=1)
+        write_text(arguments.json, figures + "\n")
         print(f"figures: {arguments.json}")
     if arguments.plot is not None:
-        draw_scaling(arguments.plot, points, planning.cluster.name)
+        with naming(arguments.plot):
+            draw_scaling(arguments.plot, points, planning.cluster.name)
         print(f"plot: {arguments.plot}")
 
 

@@ -31,7 +31,8 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.set)
     one_machine = config.launch.nodes == 1
-    source = open_checked(config, config.launch.ranks if one_machine else 1, progress=True)
+    ranks = config.launch.ranks if one_machine else 1
+    source = open_checked(config, ranks, progress=not arguments.quiet)
     if one_machine:
         with locked(config.logging.directory):
             check_run(config, source, arguments.resume, arguments.overwrite)
@@ -65,4 +66,6 @@ def _again(arguments: argparse.Namespace) -> list[str]:
         command += ["--resume", arguments.resume]
     if arguments.overwrite:
         command.append("--overwrite")
+    if arguments.quiet:
+        command.append("--quiet")
     return command

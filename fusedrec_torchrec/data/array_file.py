@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.files import replacing
 from fusedrec_torchrec.folder_files import shown
 from fusedrec_torchrec.json_file import parse_json
 
@@ -38,10 +39,11 @@ def write_arrays(
     """
     description = json.dumps({"kind": kind, "version": VERSION, **about})
     content: dict[str, Any] = {"about": np.array(description), **arrays}
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with (
+        replacing(path, path.with_name(f".{path.name}.partial")) as partial,
+        partial.open("wb") as file,
+    ):
         np.savez_compressed(file, **content)
-    partial.replace(path)
 
 
 def open_arrays(path: Path, kind: str) -> IO[bytes]:

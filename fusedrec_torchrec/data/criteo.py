@@ -43,11 +43,13 @@ class BadLines:
         policy: ``"error"`` raises at the first malformed line, ``"skip"`` counts and goes on.
         counts: lines by what is wrong with them.
         examples: the first few, as ``file:line: reason``.
+        skip: how the policy ``"skip"`` is spelled where it can be set.
     """
 
     policy: Literal["skip", "error"] = "error"
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    skip: str = "on_bad_line='skip'"
 
     MAX_EXAMPLES = 20
 
@@ -58,9 +60,7 @@ class BadLines:
     def add(self, path: Path, line: int, kind: str, detail: str) -> None:
         text = f"{path}:{line}: {detail}"
         if self.policy == "error":
-            raise ValueError(
-                f"{text} (to skip and count malformed lines, set on_bad_line to 'skip')"
-            )
+            raise ValueError(f"{text} (to skip and count malformed lines, use {self.skip})")
         self.counts[kind] += 1
         if len(self.examples) < self.MAX_EXAMPLES:
             self.examples.append(text)
@@ -185,10 +185,18 @@ def _without_wrong_columns(
     starts = np.concatenate([[0], ends[:-1] + 1])
     left = b"".join(data[starts[i] : ends[i] + 1] for i in np.flatnonzero(good).tolist())
     wrong = {
-        int(i): ("wrong number of columns", f"{columns[i]} columns, must be {len(COLUMNS)}")
+        int(i): ("wrong number of columns", _wrong_number(int(columns[i])))
         for i in np.flatnonzero(~good)
     }
     return left, numbers[good], wrong
+
+
+def _wrong_number(columns: int) -> str:
+    return (
+        f"{columns} column{'s' if columns > 1 else ''}, must be {len(COLUMNS)} as in Criteo's "
+        f"format: label, {len(INTEGERS)} integers, {len(CATEGORIES)} hexadecimal categories, "
+        "separated by tabs"
+    )
 
 
 def _reason(column: str, value: bytes) -> tuple[str, str]:

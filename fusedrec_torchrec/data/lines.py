@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from fusedrec_torchrec.files import naming
+
 __all__ = ["Block", "TextFile", "find_files"]
 
 BLOCK_BYTES = 16 << 20
@@ -41,7 +43,7 @@ class TextFile:
 
     def blocks(self, start: int = 0, first_line: int = 1) -> Iterator[Block]:
         """The file's blocks from a position that ``Block.end`` gave."""
-        with self.path.open("rb") as raw:
+        with naming(self.path), self.path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0 if packed else start)
             chunks = _unpack(raw, skip=start) if packed else _read(raw)
@@ -119,6 +121,8 @@ def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
             found += map(TextFile, inside)
         elif path.is_file():
             found.append(TextFile(path))
+        elif path.exists():
+            raise ValueError(f"data file {path} is neither a file nor a folder of files")
         else:
             raise ValueError(f"data file {path} does not exist")
     if not found:

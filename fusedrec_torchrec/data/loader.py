@@ -18,7 +18,7 @@ from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.hot_first import HotFirst
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.order import Order
-from fusedrec_torchrec.data.samples import Samples, Source
+from fusedrec_torchrec.data.samples import DamagedDataError, Samples, Source
 from fusedrec_torchrec.processes import die_with
 
 __all__ = ["Loader", "split"]
@@ -95,7 +95,12 @@ class Loader:
         return self._order.batches
 
     def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
-        """Batches from number ``start``, counted over epochs, up to ``stop``; None never ends."""
+        """Batches from number ``start``, counted over epochs, up to ``stop``; None never ends.
+
+        Raises:
+            ValueError: there is less than one batch.
+            DamagedDataError: a file of the source cannot be read.
+        """
         if self.batches == 0:
             raise ValueError(
                 f"{self._order.samples} samples do not fill one batch of "
@@ -121,6 +126,8 @@ class Loader:
             begun = time.perf_counter()
             chunk = next(iterator)
             self.waited += time.perf_counter() - begun
+            if isinstance(chunk, _Unreadable):
+                raise DamagedDataError(chunk.problem)
             last = len(chunk) if stop is None else min(len(chunk), skip + stop - number)
             for place in itertools.islice(self._places(number - skip, len(chunk)), skip, last):
                 yield chunk.batch(place, self.features)
@@ -214,7 +221,17 @@ class _Chunk:
         )
 
 
-class _Chunks(Dataset[_Chunk]):
+@dataclass(frozen=True)
+class _Unreadable:
+    """Takes the place of a chunk that a source cannot give, and says why.
+
+    As an exception of a reader process it would come with that process's traceback as its text.
+    """
+
+    problem: str
+
+
+class _Chunks(Dataset[_Chunk | _Unreadable]):
     """Chunk by number, counted over epochs."""
 
     def __init__(
@@ -237,7 +254,13 @@ class _Chunks(Dataset[_Chunk]):
         chunk, place = divmod(inside, self._order.chunk_batches)
         return epoch * self._order.chunks + chunk, place
 
-    def __getitem__(self, number: int) -> _Chunk:
+    def __getitem__(self, number: int) -> _Chunk | _Unreadable:
+        try:
+            return self._chunk(number)
+        except DamagedDataError as error:
+            return _Unreadable(str(error))
+
+    def _chunk(self, number: int) -> _Chunk:
         epoch, chunk = divmod(number, self._order.chunks)
         batches = self._order.chunk_sizes(chunk)
         together = Samples.concatenate([self._lane(epoch, chunk, lane) for lane in self._lanes])

@@ -2,11 +2,13 @@
 
 Three stages, each streaming: text to columns (dense values transformed), a vocabulary for each
 categorical column, values to table rows.  Every file appears under its name only when it is
-complete, so a run that was stopped goes on where it was.
+complete, so a run that was stopped or failed goes on where it was; one of other text or with other
+options begins anew.
 """
 
 import hashlib
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,12 +23,16 @@ from tqdm import tqdm
 
 from fusedrec_torchrec.data.criteo import CATEGORIES, INTEGERS, LABEL, BadLines, RawColumns, read
 from fusedrec_torchrec.data.lines import TextFile, find_files
+from fusedrec_torchrec.data.parquet import open_parquet, reading, write_parquet
 from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
+from fusedrec_torchrec.data.spelling import Spelling, as_argument
 from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, read_vocabulary, rows_of
-from fusedrec_torchrec.files import locked, write_json
+from fusedrec_torchrec.files import locked, naming, write_json
 from fusedrec_torchrec.json_file import parse_json
 
-__all__ = ["PrepareOptions", "prepare", "write_parquet"]
+__all__ = ["PrepareOptions", "prepare"]
+
+REMOVED = "work.removed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,30 +79,47 @@ def prepare(
     output: str | Path,
     options: PrepareOptions | None = None,
     progress: bool = True,
+    spelling: Spelling = as_argument,
 ) -> PreparedData:
     """Prepares text files into the folder ``output``; at once if that was done before.
 
     Several processes may call it for the same folder: one works, the others wait for it.
 
+    Args:
+        paths: text files, or folders of them.
+        output: folder of the prepared data.
+        options: how text becomes parquet.
+        progress: whether to show bars.
+        spelling: how messages spell a setting for whoever reads them.
+
     Raises:
         ValueError: files missing, empty or malformed, or ``output`` holds something else.
+        OSError: a file that cannot be read or written, by its name.
     """
     if (Path(output) / MANIFEST).is_file() and not any(Path(path).exists() for path in paths):
         return _prepared_before(paths, Path(output))  # the text is not needed any more
     files = find_files(paths)
-    return _Preparation(files, Path(output), options or PrepareOptions(), progress).run()
+    options = options or PrepareOptions()
+    return _Preparation(files, Path(output), options, progress, spelling).run()
 
 
 class _Preparation:
     def __init__(
-        self, files: list[TextFile], output: Path, options: PrepareOptions, progress: bool
+        self,
+        files: list[TextFile],
+        output: Path,
+        options: PrepareOptions,
+        progress: bool,
+        spelling: Spelling,
     ) -> None:
         self._files = files
         self._output = output
         self._work = output / "work"
         self._options = options
         self._progress = progress
-        self._identity = {
+        self._spelling = spelling
+        self._remedy = f"remove {output} and prepare it anew"
+        self._identity: dict[str, Any] = {
             "version": VERSION,
             "sources": [
                 {
@@ -114,6 +137,8 @@ class _Preparation:
         }
 
     def run(self) -> PreparedData:
+        if self._output.exists() and not self._output.is_dir():
+            raise ValueError(f"{self._output} is a file, must be a folder for the prepared data")
         self._output.mkdir(parents=True, exist_ok=True)
         if (self._output / MANIFEST).exists():
             return self._finished()
@@ -129,30 +154,54 @@ class _Preparation:
 
     def _finished(self) -> PreparedData:
         done = PreparedData.open(self._output)
-        self._refuse_if_other(done.manifest["identity"], "prepared data")
+        changes = self._changes(done.manifest["identity"])
+        if changes:
+            raise ValueError(
+                f"{self._output} holds data that was prepared otherwise: {'; '.join(changes)}. "
+                "Choose another folder, or remove this one to prepare it anew"
+            )
         self._refuse_bad_lines(done.manifest["bad_lines"]["examples"])
         return done
 
     def _refuse_bad_lines(self, examples: list[str]) -> None:
         """Lines that were left out when they were allowed to be."""
         if examples and self._options.on_bad_line == "error":
-            raise ValueError(f"{examples[0]} (left out when on_bad_line was 'skip')")
-
-    def _refuse_if_other(self, identity: dict[str, Any], what: str) -> None:
-        if identity != self._identity:
-            differing = [key for key in self._identity if identity.get(key) != self._identity[key]]
+            skip = self._spelling("on_bad_line", "skip")
             raise ValueError(
-                f"{self._output} holds {what} with other {' and '.join(differing)}: "
-                f"{ {key: identity.get(key) for key in differing} } instead of "
-                f"{ {key: self._identity[key] for key in differing} }; choose another folder or "
-                "remove this one"
+                f"{examples[0]}; {self._output} was made with {skip}, which left it out. Say so "
+                "again, or remove the folder to prepare it anew"
             )
 
+    def _changes(self, then: dict[str, Any]) -> list[str]:
+        """What was different when somebody else prepared into this folder."""
+        options = then.get("options", {})
+        changes = [
+            f"{self._spelling(key, options.get(key))}, now {self._spelling(key, value)}"
+            for key, value in self._identity["options"].items()
+            if options.get(key) != value
+        ]
+        if then.get("sources") != self._identity["sources"]:
+            before, now = (
+                ", ".join(f"{source['name']} ({source['bytes']} bytes)" for source in sources)
+                for sources in (then.get("sources", []), self._identity["sources"])
+            )
+            same = "the text has changed since then"
+            changes.append(f"{now}: {same}" if now == before else f"from {before}, now {now}")
+        return changes
+
     def _start_work(self) -> None:
+        shutil.rmtree(self._output / REMOVED, ignore_errors=True)
         state = self._work / "identity.json"
         if state.exists():
-            self._refuse_if_other(self._state(state), "an unfinished preparation")
-            return
+            changes = self._changes(self._state(state))
+            if not changes:
+                return
+            print(
+                f"{self._output} holds an unfinished preparation, which is begun anew: "
+                f"{'; '.join(changes)}",
+                file=sys.stderr,
+            )
+            self._clear()
         strangers = [p.name for p in self._output.iterdir() if p.name not in (".lock", "work")]
         if strangers:
             raise ValueError(
@@ -160,6 +209,14 @@ class _Preparation:
             )
         self._work.mkdir(exist_ok=True)
         write_json(state, self._identity)
+
+    def _clear(self) -> None:
+        """Removes an unfinished preparation, which could go on as before at any time until then."""
+        for path in self._output.glob("part-*.p*"):  # .parquet, .partial
+            path.unlink()
+        if (self._output / "vocabulary").exists():
+            shutil.rmtree(self._output / "vocabulary")
+        shutil.rmtree(self._work.rename(self._output / REMOVED))
 
     def _state(self, path: Path) -> dict[str, Any]:
         """What an unfinished preparation wrote down."""
@@ -178,7 +235,8 @@ class _Preparation:
         if done:
             state = self._state(done[-1])
         bad: Any = state.get("bad_lines", {"counts": {}, "examples": []})
-        bad_lines = BadLines(policy, Counter(bad["counts"]), list(bad["examples"]))
+        skip = self._spelling("on_bad_line", "skip")
+        bad_lines = BadLines(policy, Counter(bad["counts"]), list(bad["examples"]), skip)
         self._refuse_bad_lines(bad_lines.examples)
         number = len(done)
         sizes = [file.path.stat().st_size for file in self._files]
@@ -263,15 +321,23 @@ class _Preparation:
             if path.exists():
                 kept = len(read_vocabulary(path))
             else:
-                kept = build_vocabulary(
-                    lambda name=name: _present(raw_files, name),  # type: ignore[misc]
-                    path,
-                    self._options.min_count,
-                    self._options.max_rows,
-                    self._options.memory_mb << 20,
-                )
+                with naming(path):
+                    kept = build_vocabulary(
+                        lambda name=name: self._present(raw_files, name),  # type: ignore[misc]
+                        path,
+                        self._options.min_count,
+                        self._options.max_rows,
+                        self._options.memory_mb << 20,
+                    )
             tables[name] = kept + RESERVED
         return tables
+
+    def _present(self, files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:
+        """The values of a column that are not missing."""
+        for path in files:
+            with reading(path, self._remedy), open_parquet(path) as file:
+                for batch in file.iter_batches(1 << 17, columns=[name]):
+                    yield batch.column(0).drop_null().to_numpy(zero_copy_only=False)
 
     # -- stage 3: values to rows ---------------------------------------------------------------
 
@@ -283,7 +349,8 @@ class _Preparation:
         for raw in tqdm(self._raw_files(), desc="writing rows", disable=not self._progress):
             path = self._output / raw.name.replace("raw", "part")
             if not path.exists():
-                table = pq.read_table(raw)
+                with reading(raw, self._remedy):
+                    table = pq.read_table(raw, page_checksum_verification=True)
                 for name, vocabulary in vocabularies.items():
                     column = table[name].combine_chunks()
                     missing = column.is_null().to_numpy(zero_copy_only=False)
@@ -292,16 +359,18 @@ class _Preparation:
                     rows = pa.array(rows_of(values, missing, vocabulary))
                     table = table.set_column(place, name, rows)
                 write_parquet(path, table, self._options.group_rows)
-            parts.append({"file": path.name, "samples": pq.ParquetFile(path).metadata.num_rows})
+            with reading(path, self._remedy):
+                parts.append({"file": path.name, "samples": pq.read_metadata(path).num_rows})
         return parts
 
     def _finish(
         self, tables: dict[str, int], parts: list[dict[str, Any]], bad_lines: BadLines
     ) -> None:
-        clicks = sum(
-            int(pq.read_table(self._output / part["file"], columns=[LABEL])[LABEL].to_numpy().sum())
-            for part in parts
-        )
+        clicks = 0
+        for part in parts:
+            with reading(self._output / part["file"], self._remedy):
+                labels = pq.read_table(self._output / part["file"], columns=[LABEL])[LABEL]
+            clicks += int(labels.to_numpy().sum())
         write_json(
             self._output / MANIFEST,
             {
@@ -336,23 +405,3 @@ def _digest(path: Path) -> str:
         file.seek(max(path.stat().st_size - (1 << 20), 0))
         digest.update(file.read())
     return digest.hexdigest()[:16]
-
-
-def _present(files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:
-    """The values of a column that are not missing."""
-    for path in files:
-        for batch in pq.ParquetFile(path).iter_batches(1 << 17, columns=[name]):
-            yield batch.column(0).drop_null().to_numpy(zero_copy_only=False)
-
-
-def write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
-    partial = path.with_suffix(".partial")
-    pq.write_table(
-        table,
-        partial,
-        row_group_size=group_rows,
-        compression="zstd",
-        use_dictionary=False,
-        write_statistics=False,
-    )
-    partial.replace(path)

@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.data.criteo import LABEL
-from fusedrec_torchrec.data.samples import Samples
-from fusedrec_torchrec.folder_files import check_file_name, shown
-from fusedrec_torchrec.json_file import parse_json
+from fusedrec_torchrec.data.parquet import open_parquet, reading
+from fusedrec_torchrec.data.prepared_files import (
+    MANIFEST,
+    VERSION,
+    RowGroup,
+    columns_of,
+    read_manifest,
+    remedy,
+    row_groups,
+)
+from fusedrec_torchrec.data.samples import DamagedDataError, Samples
 
 __all__ = ["MANIFEST", "VERSION", "PreparedData"]
 
-MANIFEST = "manifest.json"
-VERSION = 1
 CACHED_GROUPS = 16
 
 
@@ -31,31 +36,18 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: str | Path) -> "PreparedData":
-        """
+        """Opens a folder and compares its files with what the manifest says about them.
+
+        Only the ends of files are read for that, which say what is in them.
+
         Raises:
-            ValueError: no prepared data there, or of another version, or files are missing.
+            ValueError: no prepared data there, or of another version, or files are missing, damaged
+                or not those that the manifest lists; it names the file.
         """
         folder = Path(folder)
-        path = folder / MANIFEST
-        if not path.is_file():
-            raise ValueError(
-                f"{folder} holds no prepared data ({MANIFEST} is missing); make it with "
-                f"`fusedrec prepare FILES --output {folder}`"
-            )
-        manifest = parse_json(path.read_bytes(), path)
-        version = _version(manifest)
-        if version is None:
-            raise ValueError(f"{path} is damaged; prepare the data anew")
-        if version != VERSION:
-            raise ValueError(
-                f"{folder} holds prepared data of version {shown(version)}, this release reads "
-                f"version {VERSION}; prepare it anew"
-            )
-        _check(manifest, path)
-        for part in manifest["parts"]:
-            if not (folder / part["file"]).is_file():
-                raise ValueError(f"{folder / part['file']} is missing; prepare the data anew")
-        return cls(folder, manifest)
+        data = cls(folder, read_manifest(folder))
+        assert data._starts[-1] == data.samples, (data._starts[-1], data.samples)
+        return data
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -105,36 +97,33 @@ class PreparedData:
         return groups.take(np.arange(start - offset, stop - offset))
 
     @cached_property
-    def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, number in it and samples of each row group."""
-        groups = []
-        for part in self.manifest["parts"]:
-            path = self.folder / part["file"]
-            metadata = _file(path).metadata
-            groups += [
-                (path, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)
-            ]
-        return groups
+    def _groups(self) -> list[RowGroup]:
+        return row_groups(self.folder, self.manifest)
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         """First sample of each row group, and the end."""
-        return np.cumsum([0] + [rows for _, _, rows in self._groups])
+        return np.cumsum([0] + [group.samples for group in self._groups])
 
     @cached_property
     def _group(self) -> Any:
         return lru_cache(CACHED_GROUPS)(self._read_group)
 
     def _read_group(self, index: int) -> Samples:
-        path, number, _ = self._groups[index]
-        try:
-            table = _file(path).read_row_group(number, use_threads=False)
-            dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
-            ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
-            labels = table[LABEL].to_numpy().astype(np.float32)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise _damaged(path, error) from None
-        return Samples(dense, labels, ids.astype(np.int64).ravel())
+        group = self._groups[index]
+        names = columns_of(self.manifest)
+        with reading(group.path, remedy(self.folder)):
+            table = _file(group.path).read_row_group(group.number, names, use_threads=False)
+        for name in names:
+            if table[name].null_count:
+                raise DamagedDataError(
+                    f"{group.path} is damaged: column {name!r} has {table[name].null_count} values "
+                    f"that are missing; {remedy(self.folder)}"
+                )
+        dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
+        ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
+        labels = table[LABEL].to_numpy().astype(np.float32)
+        return Samples(dense.astype(np.float32, copy=False), labels, ids.astype(np.int64).ravel())
 
     def __getstate__(self) -> dict[str, Any]:
         """Reader processes open their own files."""
@@ -143,45 +132,4 @@ class PreparedData:
 
 @lru_cache(64)
 def _file(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is damaged: {error}; prepare the data anew")
-
-
-def _version(manifest: Any) -> Any:
-    """Of the data that a manifest describes; None if it is no manifest."""
-    identity = manifest.get("identity") if isinstance(manifest, dict) else None
-    return identity.get("version") if isinstance(identity, dict) else None
-
-
-def _check(manifest: dict[str, Any], path: Path) -> None:
-    """
-    Raises:
-        ValueError: the manifest names files of other folders, or a field is missing or wrong.
-    """
-    bad_lines: Any = manifest.get("bad_lines")
-    parts: Any = manifest.get("parts")
-    tables: Any = manifest.get("tables")
-    is_whole = (
-        _is_list_of(str, manifest.get("dense"))
-        and isinstance(tables, dict)
-        and _is_list_of(int, [*tables.values(), manifest.get("samples"), manifest.get("clicks")])
-        and _is_list_of(dict, parts)
-        and isinstance(bad_lines, dict)
-        and isinstance(bad_lines.get("counts"), dict)
-        and _is_list_of(int, list(bad_lines["counts"].values()))
-        and _is_list_of(str, bad_lines.get("examples"))
-    )
-    if not is_whole:
-        raise ValueError(f"{path} is damaged: a field is missing or wrong; prepare the data anew")
-    for part in parts:
-        check_file_name(part.get("file"), path)
-
-
-def _is_list_of(kind: type, values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+    return open_parquet(path)

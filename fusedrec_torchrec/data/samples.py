@@ -7,7 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Samples", "Source"]
+__all__ = ["DamagedDataError", "Samples", "Source"]
+
+
+class DamagedDataError(ValueError):
+    """A file of the data that cannot be read; the text names it, and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -102,4 +106,8 @@ class Source(Protocol):
         """Sizes of the runs in which samples are best read, in order."""
 
     def read(self, start: int, stop: int) -> Samples:
-        """The samples from ``start`` up to ``stop``."""
+        """The samples from ``start`` up to ``stop``.
+
+        Raises:
+            DamagedDataError: a file that holds them cannot be read.
+        """

@@ -49,6 +49,8 @@ def check_tensor_dict(features: TensorDict, names: Sequence[str]) -> None:
 def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.device) -> None:
     """Ids, lengths, weights and inverse indices fit each other."""
     values, keys = features.values(), features.keys()
+    if not isinstance(values, torch.Tensor):
+        raise ValueError(f"ids of features {keys} are a {type(values).__name__}, must be a Tensor")
     if values.dtype not in INTEGER_TYPES:
         raise ValueError(
             f"ids of features {keys} are {values.dtype}, must be one of {list(INTEGER_TYPES)}"
@@ -65,7 +67,13 @@ def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.devic
 
 
 def _check_lengths(features: KeyedJaggedTensor) -> None:
-    lengths, keys = features.lengths(), features.keys()
+    keys, offsets = features.keys(), features.offsets_or_none()
+    if offsets is None and features.lengths_or_none() is None:
+        raise ValueError(
+            f"the batch has neither lengths nor offsets, must have one of them: how many of its "
+            f"{features.values().numel()} ids belong to each sample of features {keys}"
+        )
+    lengths = features.lengths()
     if lengths.dtype not in INTEGER_TYPES:
         raise ValueError(f"lengths are {lengths.dtype}, must be one of {list(INTEGER_TYPES)}")
     if lengths.dim() != 1:

@@ -18,8 +18,8 @@ class ExchangeOptions:
 
     Attributes:
         input_dist: ``"single_shot"`` sends counts and ids in one all-to-all of fixed capacity
-            (three collectives a training step for each module); ``"exact_counts"`` sends the counts first and
-            then exactly the ids (four collectives, no padding).
+            (three collectives a training step for each module); ``"exact_counts"`` sends the
+            counts first and then exactly the ids (four collectives, no padding).
         hash_ids: tables whose ids are raw 64-bit values to be hashed into the table's rows,
             by name; ``True`` means all fused tables, ``False`` none.
         hash_seed: seed of the hash.  A trained table only makes sense with the seed it was

@@ -17,7 +17,7 @@ from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.hot.replica import check_replicable, tensors_of
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "check_counts", "checked_ids", "choose"]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Choice:
             return
         if rule.ids is not None:
             (t,) = tables
-            self._ids[t] = _checked(rule.ids, self._layout.tables[t].rows, where)
+            self._ids[t] = checked_ids(rule.ids, self._layout.tables[t].rows, where)
             self._room[self._bucket_of[t]] += len(self._ids[t])
             return
         if rule.memory is not None:
@@ -166,12 +166,7 @@ class _Choice:
 
     def _reserve(self, rule: HotRule, tables: list[int], where: str) -> None:
         """Without a profile there is only room; adaptation fills it."""
-        if self._options.adapt is None or rule.cost_model:
-            name = next(n for n in ("top_k", "memory", "cost_model") if getattr(rule, n))
-            raise ValueError(
-                f"{where}: {name} needs hot.profile, the counts to go by (fusedrec profile "
-                "--save)" + ("" if rule.cost_model else ", or hot.adapt, to find out in training")
-            )
+        check_counts(rule, self._options, where)
         self._make_room(rule, tables)
 
     def _make_room(self, rule: HotRule, tables: list[int]) -> None:
@@ -230,7 +225,26 @@ class _Choice:
         )
 
 
-def _checked(ids: Sequence[int], rows: int, where: str) -> NDArray[np.int64]:
+def check_counts(rule: HotRule, options: HotOptions, where: str) -> None:
+    """
+    Raises:
+        ValueError: the rule goes by how often rows are used, which nobody tells.
+    """
+    if options.profile is not None or (options.adapt is not None and not rule.cost_model):
+        return
+    name = next(n for n in ("top_k", "memory", "cost_model") if getattr(rule, n))
+    raise ValueError(
+        f"{where}: {name} needs hot.profile, the counts to go by (fusedrec profile --save)"
+        + ("" if rule.cost_model else ", or hot.adapt, to find out in training")
+    )
+
+
+def checked_ids(ids: Sequence[int], rows: int, where: str) -> NDArray[np.int64]:
+    """Hot rows of a table, in ascending order.
+
+    Raises:
+        ValueError: the table has no such row, or one is there more than once.
+    """
     array = np.asarray(ids)
     if array.size == 0:
         return np.empty(0, np.int64)

@@ -40,6 +40,7 @@ from fusedrec_torchrec.config import from_mapping, load_yaml, to_yaml
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.files import write_text
 from fusedrec_torchrec.planner.access import RowClasses
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost import HotUse, Step, fused_step, stock_step
@@ -386,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     progress = rank == 0 and not given.quiet
     cluster, measured = calibrate(given.name, device, ranks, run, progress, rates)
     if rank == 0:
-        given.output.write_text(to_yaml(cluster))
+        write_text(given.output, to_yaml(cluster))
         report(cluster, measured)
         print(f"cluster: {given.output}")
 

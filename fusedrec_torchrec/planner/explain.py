@@ -24,7 +24,13 @@ BAR = 24
 WORTH_TELLING = 0.01
 CODED = ("rows", "gradients")  # parts of a step that codecs are about
 MORE_HOT_MB = (64, 256, 1024)
-COLUMNS = {FUSED: "fused", "table_wise": "table", "row_wise": "row", "column_wise": "column"}
+COLUMNS = {
+    FUSED: "fused",
+    "table_wise": "table",
+    "row_wise": "row",
+    "column_wise": "column",
+    "data_parallel": "data parallel",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class Explanation:
 
     def __init__(self, decision: Decision, search: SearchConfig, unfit: Sequence[str] = ()) -> None:
         self.decision, self.search = decision, search
-        systems = [FUSED, *(s for s in STOCK if s != "data_parallel")]
+        systems = [FUSED, *STOCK]
+        if decision.groups.number > 1:  # where no table is data-parallel
+            systems.remove("data_parallel")
         self.prices = Prices(
             decision.tables,
             decision.batch,
@@ -66,9 +74,10 @@ class Explanation:
         if system == "column_wise" and table.dim % (4 * self.decision.groups.size):
             cannot = True
         too_large = table.size > self.decision.cluster.memory * GB
-        if system == "table_wise" and (too_large or self.decision.on_host[t]):
+        is_whole = system in ("table_wise", "data_parallel")
+        if is_whole and (too_large or self.decision.on_host[t]):
             cannot = True
-        if cannot:
+        if cannot or system not in self.prices.of_use:
             return None
         if system == "table_wise" and system not in self.decision.systems:
             alone = np.zeros((len(self.prices.loads_KT), self.decision.groups.size))
@@ -231,10 +240,7 @@ def _print_tables(explanation: Explanation) -> None:
     decision = explanation.decision
     prices = [[explanation.price(t, s) for s in COLUMNS] for t in range(len(decision.tables))]
     places = list(COLUMNS)
-    chosen = [
-        prices[t][places.index(s)] or 0.0 if s in places else 0.0
-        for t, s in enumerate(decision.systems)
-    ]
+    chosen = [prices[t][places.index(s)] or 0.0 for t, s in enumerate(decision.systems)]
     rows: dict[tuple[object, ...], list[int]] = {}  # tables that are alike make one line
     for t in range(len(decision.tables)):
         table = decision.tables[t]

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from fusedrec_torchrec.files import write_text
 from fusedrec_torchrec.planner.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.decide import MB, Decision, again, decide
 from fusedrec_torchrec.planner.explain import COLUMNS, Explanation, milliseconds
@@ -18,7 +19,7 @@ from fusedrec_torchrec.terminal import human_bytes
 
 __all__ = ["page", "write_report"]
 
-MOST_RANKS, MOST_CURVES, MOST_ROWS = 128, 24, 400
+MOST_RANKS, MOST_CURVES, MOST_ROWS, MOST_TICKS = 128, 24, 400, 16
 HOT_MB = (0, 1, 4, 16, 64, 256, 1024)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 COLORS = {  # kinds of parts, the same in all plots
@@ -53,7 +54,7 @@ LAYOUT: dict[str, Any] = {
 
 def write_report(path: Path, explanation: Explanation) -> None:
     """Writes all about a plan."""
-    path.write_text(report(explanation), encoding="utf-8")
+    write_text(path, report(explanation))
 
 
 def report(explanation: Explanation) -> str:
@@ -162,7 +163,11 @@ def _load(explanation: Explanation) -> go.Figure:
         layout={
             **LAYOUT,
             "barmode": "stack",
-            "xaxis": {"title": "rank" + (" of a group" if decision.groups.number > 1 else "")},
+            "xaxis": {
+                "title": "rank" + (" of a group" if decision.groups.number > 1 else ""),
+                # Ranks are whole numbers, which plotly does not know.
+                "tickvals": shown[:: -(-len(shown) // MOST_TICKS)].tolist(),
+            },
             "yaxis": {"title": "ms busy"},
             "yaxis2": {"title": "GB", "overlaying": "y", "side": "right", "rangemode": "tozero"},
         }

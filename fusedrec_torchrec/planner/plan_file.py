@@ -30,6 +30,7 @@ from fusedrec_torchrec.config import from_mapping, load_yaml, section, to_mappin
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.exchange.codecs.options import Codecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.files import write_text
 from fusedrec_torchrec.folder_files import check_file_name, open_in_folder, shown
 from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
@@ -286,7 +287,7 @@ def write_plan(path: Path, file: PlanFile, hot_set: HotSet | None = None) -> Non
         short = {key: value for key, value in table.items() if value not in (None, 0)}
         flow = yaml.safe_dump({name: short}, default_flow_style=None, sort_keys=False, width=10**9)
         lines += [f"  {line}\n" for line in flow.splitlines()]
-    path.write_text("".join(lines))
+    write_text(path, "".join(lines))
 
 
 def read_plan(path: Path) -> tuple[PlanFile, HotSet | None]:

@@ -9,6 +9,9 @@ A batch that is left out is replaced by one without ids, so that the step still 
 data, schedules and checkpoints go on as if it had been a batch that taught nothing.  Where it is
 the gradients that are bad, tables get gradients of zero.  In both cases the dense part is not
 updated.
+
+A batch that cannot be read at all, because a file is damaged or a reader has died, ends the run
+whatever the policy is: also on the ranks that could read theirs.
 """
 
 import sys
@@ -28,9 +31,12 @@ from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
 from fusedrec_torchrec.lost_rank import wait
 from fusedrec_torchrec.magnitude import largest_magnitude
 from fusedrec_torchrec.together import of_all_ranks
+from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
 
 __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
+
+GOOD, BAD, UNREAD = 0, 1, 2  # what ranks tell each other about a batch
 
 # Squares of gradients are still numbers, and so are their sums over columns and equal ids.
 LARGEST = 1e15
@@ -51,10 +57,14 @@ class BadBatches:
     Args:
         config: the policy.
         timeout: how long ranks wait for each other.
+        quiet: counts steps that are left out, but does not tell of each.
     """
 
-    def __init__(self, config: BadBatchesConfig, timeout: timedelta | None = None) -> None:
+    def __init__(
+        self, config: BadBatchesConfig, timeout: timedelta | None = None, quiet: bool = False
+    ) -> None:
         self._config = config
+        self._quiet = quiet
         # Ranks talk about a batch while others are on their way: a group of its own, on the CPU.
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._coming: deque[tuple[int, bool]] = deque()  # step, whether it is left out
@@ -66,54 +76,76 @@ class BadBatches:
 
     # ------------------------------------------------------------ batches
 
-    def watch(self, batches: Iterable[Batch], first: int) -> Iterator[Batch]:
-        """The batches, bad ones replaced; those of step ``first`` and after it.
+    def watch(self, batches: Iterable[Batch], first: int, stop: int) -> Iterator[Batch]:
+        """The batches of steps ``first`` up to ``stop``, bad ones replaced.
 
         Ranks hear of a batch one batch ahead, so nobody waits.
 
         Raises:
-            BadBatchError: there is a bad one, and the policy is ``error``.
+            BadBatchError: there is a bad one, and the policy is ``error``; or one that a rank could
+                not read.
         """
-        ahead: tuple[int, Batch, _Flags] | None = None
-        for step, batch in enumerate(batches, first):
-            problem = batch.problem if isinstance(batch, CheckedBatch) else None
-            coming = step, batch, _Flags(self._group, problem)
+        ahead: tuple[int, Batch | Unread, _Flags] | None = None
+        reader = BatchReader(batches)
+        for step in range(first, stop):
+            batch = reader.next()
+            coming = step, batch, _Flags(self._group, _problem_of(batch), _status_of(batch))
             if ahead is not None:
                 yield self._arrived(*ahead)
             ahead = coming
         if ahead is not None:
             yield self._arrived(*ahead)
 
-    def _arrived(self, step: int, batch: Batch, flags: "_Flags") -> Batch:
+    def _arrived(self, step: int, batch: Batch | Unread, flags: "_Flags") -> Batch:
         bad = flags.wait()
         if bad:
-            self._found(step, flags.problem, "batch")
-            batch = stand_in(batch)
+            batch = self._replaced(step, batch, flags, "batch")
+        assert isinstance(batch, Batch)
         self._coming.append((step, bad))
         return batch
 
-    def held_out(self, batches: Iterable[Batch], good: deque[bool]) -> Iterator[Batch]:
-        """Batches to evaluate on, bad ones replaced; ``good`` gets a word on each of them.
+    def held_out(self, batches: Iterable[Batch], count: int, good: deque[bool]) -> Iterator[Batch]:
+        """So many batches to evaluate on, bad ones replaced; ``good`` gets a word on each of them.
 
         Raises:
-            BadBatchError: there is a bad one, and the policy is ``error``.
+            BadBatchError: there is a bad one, and the policy is ``error``; or one that a rank could
+                not read.
         """
-        for number, batch in enumerate(batches):
-            problem = batch.problem if isinstance(batch, CheckedBatch) else None
-            bad = _Flags(self._group, problem).wait()
+        reader = BatchReader(batches)
+        for number in range(count):
+            batch = reader.next()
+            flags = _Flags(self._group, _problem_of(batch), _status_of(batch))
+            bad = flags.wait()
             if bad:
-                self._found(number, problem, HELD_OUT)
+                batch = self._replaced(number, batch, flags, HELD_OUT)
+            assert isinstance(batch, Batch)
             good.append(not bad)
-            yield stand_in(batch) if bad else batch
+            yield batch
+
+    def _replaced(self, step: int, batch: Batch | Unread, flags: "_Flags", what: str) -> Batch:
+        """All ranks come here together."""
+        if flags.any_unread:
+            own = batch.problem if isinstance(batch, Unread) else None
+            rank, problem, _ = self._first_of(own)
+            cause = batch.error if isinstance(batch, Unread) else None
+            raise BadBatchError(
+                f"{what} {_place(step, what)} cannot be read, rank {rank}: {problem}"
+            ) from cause
+        assert isinstance(batch, Batch)
+        self._found(step, flags.problem, what)
+        return stand_in(batch)
+
+    def _first_of(self, own: str | None) -> tuple[int, str, int]:
+        """The first rank with a problem, its problem, and how many more have one."""
+        problems = of_all_ranks(own, self._group)
+        found = [(rank, problem) for rank, problem in enumerate(problems) if problem is not None]
+        return *found[0], len(found) - 1
 
     def _found(self, step: int, own: str | None, what: str) -> None:
         """All ranks come here together."""
-        problems = of_all_ranks(own, self._group)
-        rank, problem = next((r, p) for r, p in enumerate(problems) if p is not None)
-        others = sum(p is not None for p in problems) - 1
+        rank, problem, others = self._first_of(own)
         more = f" (and of {others} more ranks)" if others else ""
-        where = f"number {step + 1}" if what == HELD_OUT else f"of step {step + 1}"
-        text = f"{what} {where}, rank {rank}{more}: {problem}"
+        text = f"{what} {_place(step, what)}, rank {rank}{more}: {problem}"
         if self._config.policy == "error":
             raise BadBatchError(
                 f"bad {text}; {HIGH_RATES if what == 'gradients' else ''}"
@@ -125,7 +157,7 @@ class BadBatches:
             self._skip(text)
 
     def _say(self, text: str) -> None:
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 and not self._quiet:
             print(f"skipped bad {text}", file=sys.stderr, flush=True)
 
     def _skip(self, text: str) -> None:
@@ -151,7 +183,7 @@ class BadBatches:
     def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
         is_good = not gradient.numel() or bool(largest_magnitude(gradient) <= LARGEST)
         problem = None if is_good else GRADIENTS
-        flags = _Flags(self._group, problem)
+        flags = _Flags(self._group, problem, GOOD if problem is None else BAD)
         if not flags.wait():
             return None
         step, left_out = self._coming[0]
@@ -186,19 +218,38 @@ class BadBatches:
         return False
 
 
+def _place(step: int, what: str) -> str:
+    return f"number {step + 1}" if what == HELD_OUT else f"of step {step + 1}"
+
+
+def _problem_of(batch: Batch | Unread) -> str | None:
+    return batch.problem if isinstance(batch, CheckedBatch | Unread) else None
+
+
+def _status_of(batch: Batch | Unread) -> int:
+    if isinstance(batch, Unread):
+        return UNREAD
+    return GOOD if _problem_of(batch) is None else BAD
+
+
 class _Flags:
     """Whether any rank has a problem; on its way."""
 
-    def __init__(self, group: dist.ProcessGroup, problem: str | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, problem: str | None, status: int) -> None:
         self.problem = problem
         self._group = group
-        self._own = torch.tensor([problem is not None], dtype=torch.int32)
+        self._own = torch.tensor([status], dtype=torch.int32)
         self._found = self._own.new_empty(dist.get_world_size(group))
         self._work: Any = dist.all_gather_single(self._found, self._own, group=group, async_op=True)
 
     def wait(self) -> bool:
         wait(self._work, self._group, "batch check")
         return bool(self._found.any())
+
+    @property
+    def any_unread(self) -> bool:
+        """Whether a rank could not read its batch; once all have been waited for."""
+        return bool((self._found == UNREAD).any())
 
 
 class GuardedOptimizer(OptimizerWrapper):

@@ -1,6 +1,5 @@
 """The training of one rank, from the process group to the last evaluation."""
 
-import itertools
 import sys
 import time
 from collections import deque
@@ -64,16 +63,23 @@ class Training:
         source: the data.
         device: of this rank.
         resume: checkpoint to go on from, if any.
+        quiet: shows no progress and tells nothing about single steps.
     """
 
     def __init__(
-        self, config: TrainConfig, source: Source, device: torch.device, resume: Path | None
+        self,
+        config: TrainConfig,
+        source: Source,
+        device: torch.device,
+        resume: Path | None,
+        quiet: bool = False,
     ) -> None:
         self._config = config
         self._source = source
         self._device = device
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._is_first = rank == 0
+        self._shows_progress = self._is_first and not quiet
         self._rates = first_rates(config)
         torch.manual_seed(config.seed)
         unsharded = build_model(config.model, source, device)
@@ -85,7 +91,7 @@ class Training:
         self.steps = config.steps or config.epochs * self._train_data.batches
         self.optimizer = build_optimizer(self.model, config.optimizer, self.steps)
         timeout = timedelta(seconds=config.launch.timeout_seconds)
-        self._bad_batches = BadBatches(config.bad_batches, timeout)
+        self._bad_batches = BadBatches(config.bad_batches, timeout, quiet)
         if config.bad_batches.gradients:
             self._bad_batches.guard(unsharded.model.sparse_arch)
         guarded = GuardedOptimizer(self.optimizer, self._bad_batches, thresholds_of(self.model))
@@ -116,7 +122,7 @@ class Training:
         # and sums in another order differ in the last bit: so these steps are run, and undone by
         # loading.
         warm_up = min(state.step, DDP_STEPS)
-        batches = self._bad_batches.watch(self._train_data.read(0, warm_up), 0)
+        batches = self._bad_batches.watch(self._train_data.read(0, warm_up), 0, warm_up)
         self.model.train()
         for _ in range(warm_up):
             self._pipeline.progress(batches)
@@ -157,7 +163,7 @@ class Training:
             total=self.steps,
             initial=self.step,
             unit="step",
-            disable=not self._is_first,
+            disable=not self._shows_progress,
             dynamic_ncols=True,
         ) as bar:
             logged = self._logged_evaluation()
@@ -204,7 +210,7 @@ class Training:
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config
         start = self.step
-        segment = self._bad_batches.watch(itertools.islice(stream, stop - start), start)
+        segment = self._bad_batches.watch(stream, start, stop)
         self.model.train()
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
@@ -312,7 +318,7 @@ class Training:
         self.model.eval()
         metrics = ClickMetrics(self._device)
         good: deque[bool] = deque()
-        batches = self._bad_batches.held_out(self._eval_data.read(0, count), good)
+        batches = self._bad_batches.held_out(self._eval_data.read(0, count), count, good)
         for _ in range(count):
             _, logits, labels = self._pipeline.progress(batches)
             if good.popleft():

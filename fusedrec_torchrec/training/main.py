@@ -22,9 +22,9 @@ from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
-from fusedrec_torchrec.training.model import check_plan, check_sharding
 from fusedrec_torchrec.training.network import interface_called
 from fusedrec_torchrec.training.process_group import init_process_group
 from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
@@ -56,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     start.add_argument(
         "--overwrite", action="store_true", help="replaces a run that is in the folder"
+    )
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="no progress bars and nothing about single steps; errors and the summary remain",
     )
 
 
@@ -98,8 +103,7 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
             f"{held_out} held-out samples do not fill one evaluation batch of {eval_size}: set "
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
         )
-    check_sharding(config.sharding, source)
-    check_plan(config, source, _device_type(config.launch))
+    check_sharding(config, source, _device_type(config.launch))
     if grid is not None and config.sharding.hot != HotOptions():
         raise ValueError(
             "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "
@@ -119,7 +123,13 @@ def _check_launch(config: LaunchConfig) -> None:
         interface_called(config.interface)
 
 
-def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite: bool) -> None:
+def run_rank(
+    config: TrainConfig,
+    source: Source,
+    resume: str | None,
+    overwrite: bool,
+    quiet: bool = False,
+) -> None:
     """Trains as one rank of the process group that the environment describes."""
     _die_with_parent()
     device = _device(config.launch)
@@ -140,7 +150,7 @@ def run_rank(config: TrainConfig, source: Source, resume: str | None, overwrite:
 
             _on_first_rank(locked_folder)
             checkpoint = _claimed(config, source, resume, overwrite, job)
-            result = Training(config, source, device, checkpoint).run()
+            result = Training(config, source, device, checkpoint, quiet).run()
             if dist.get_rank() == 0:
                 report(config, result)
     finally:
@@ -229,12 +239,12 @@ def main() -> None:
     try:
         config = load_config(arguments.config, arguments.set)
         torch.set_num_threads(config.launch.threads)
-        source = open_checked(config, world_size, progress=rank == 0)
+        source = open_checked(config, world_size, rank == 0 and not arguments.quiet)
     except ValueError as error:
         sys.exit(f"error: {error}")
     if rank == 0 and source.left_out:
         print("\n".join(source.left_out), file=sys.stderr)
-    run_rank(config, source, arguments.resume, arguments.overwrite)
+    run_rank(config, source, arguments.resume, arguments.overwrite, arguments.quiet)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from fusedrec_torchrec.compression.gradients import ThresholdedDataParallel
-from fusedrec_torchrec.data.access_profile import AccessProfile
 from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.grid import GridModelParallel
@@ -28,12 +27,11 @@ from fusedrec_torchrec.sharding_type import FUSED
 from fusedrec_torchrec.training.config import (
     EmbeddingOptimizerConfig,
     ModelConfig,
-    ShardingConfig,
     TrainConfig,
 )
 from fusedrec_torchrec.training.initialization import initialize_tables
 
-__all__ = ["build_model", "check_plan", "check_sharding", "fused_params", "shard_model"]
+__all__ = ["build_model", "fused_params", "shard_model"]
 
 FUSED_OPTIMIZERS: dict[str, object] = {
     "momentum_scaled_rowwise_adagrad": MomentumScaledRowWiseAdagrad,
@@ -77,49 +75,6 @@ def build_model(config: ModelConfig, source: Source, device: torch.device) -> DL
     else:
         model = DLRM(*common, dense_device=device)
     return DLRMTrain(model)
-
-
-def check_plan(config: TrainConfig, source: Source, device: str) -> None:
-    """
-    Raises:
-        ValueError: the plan file is missing, for other ranks or for other tables.
-    """
-    if config.plan is None:
-        return
-    planned, hot_set = read_plan(config.plan)
-    planned.check(config.launch.ranks * config.launch.nodes, device, str(config.plan))
-    model = build_model(config.model, source, torch.device("meta"))
-    sharding_plan_of(planned, hot_set, model, fused_sharders(), str(config.plan))
-
-
-def check_sharding(config: ShardingConfig, source: Source) -> None:
-    """
-    Raises:
-        ValueError: a table of the sharding configuration does not exist.
-    """
-    names = list(source.table_rows)
-    for name in config.tables:
-        if name not in names:
-            raise ValueError(
-                f"sharding.tables names {name!r}, which is no table; there are {', '.join(names)}"
-            )
-    for name in config.exchange.table_codecs:
-        if name not in names:
-            raise ValueError(
-                f"sharding.exchange.table_codecs names {name!r}, which is no table; there are "
-                f"{', '.join(names)}"
-            )
-    hot = config.hot
-    for name in hot.tables:
-        if name not in names:
-            raise ValueError(
-                f"sharding.hot.tables names {name!r}, which is no table; there are "
-                f"{', '.join(names)}"
-            )
-    if hot.hot_set is not None:
-        HotSet.load(hot.hot_set).check(source.table_rows)
-    if hot.profile is not None:
-        AccessProfile.load(hot.profile).check(source.table_rows)
 
 
 def shard_model(

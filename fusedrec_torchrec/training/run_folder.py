@@ -10,6 +10,7 @@ from typing import Any
 
 from fusedrec_torchrec.config import to_mapping
 from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.files import described
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 
@@ -50,7 +51,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise ValueError(f"logging.directory {folder} cannot be written: {error}") from None
+        raise ValueError(
+            f"logging.directory {folder} cannot be written: {described(error)}"
+        ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.data.separate import HOT_SET
 from fusedrec_torchrec.data.separated_loader import SeparatedLoader
+from fusedrec_torchrec.data.spelling import as_setting
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
 
@@ -55,9 +56,9 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
         max_rows=data.criteo.max_rows,
         on_bad_line=data.criteo.on_bad_line,
     )
-    return prepare(
-        [Path(file) for file in data.criteo.files], data.criteo.prepared, options, progress
-    )
+    files = [Path(file) for file in data.criteo.files]
+    spelling = as_setting("data.criteo")
+    return prepare(files, data.criteo.prepared, options, progress, spelling)
 
 
 def train_loader(
@@ -95,13 +96,6 @@ def train_loader(
     hot_set = HotSet.load(config.sharding.hot.hot_set)
     if order == "stream":
         return loader(part, HotFirst(hot_set, rates))
-    assert config.data.criteo.prepared is not None
-    separated_by = Path(config.data.criteo.prepared) / HOT_SET
-    if HotSet.load(separated_by) != hot_set:
-        raise ValueError(
-            f"sharding.hot.hot_set is {config.sharding.hot.hot_set}, but the data was separated by "
-            f"other hot rows, {separated_by}: its hot batches would not be hot"
-        )
     # What does not fill a hot batch goes with the cold ones.
     hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
     return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
@@ -111,7 +105,7 @@ def hot_samples(config: TrainConfig, source: Source) -> int:
     """How many hot samples stand at the beginning of data that was sorted.
 
     Raises:
-        ValueError: it was not, or with another share held out.
+        ValueError: it was not, or with another share held out, or by other hot rows.
     """
     found = source.hot_samples if isinstance(source, PreparedData) else None
     if found is None:
@@ -123,6 +117,13 @@ def hot_samples(config: TrainConfig, source: Source) -> int:
         raise ValueError(
             f"data.held_out is {config.data.held_out}, must be {found[1]}, the share that was held "
             "out when the data was separated"
+        )
+    assert config.data.criteo.prepared is not None and config.sharding.hot.hot_set is not None
+    separated_by = Path(config.data.criteo.prepared) / HOT_SET
+    if HotSet.load(separated_by) != HotSet.load(config.sharding.hot.hot_set):
+        raise ValueError(
+            f"sharding.hot.hot_set is {config.sharding.hot.hot_set}, but the data was separated by "
+            f"other hot rows, {separated_by}: its hot batches would not be hot"
         )
     return found[0]
 

@@ -21,7 +21,8 @@ def summarize(records: list[dict[str, Any]], result: dict[str, float]) -> dict[s
     train = [record for record in records if record["kind"] == "train"]
     last = train[-1] if train else {}
     summary: dict[str, Any] = {"steps": last.get("step", 0)}
-    summary |= {f"train_{key}": last[key] for key in ("log_loss", "normalized_entropy") if last}
+    train_quality = ("log_loss", "normalized_entropy")  # none, where all steps were skipped
+    summary |= {f"train_{key}": last[key] for key in train_quality if key in last}
     quality = ("auc", "log_loss", "normalized_entropy", "calibration")
     summary |= {f"eval_{key}": result[key] for key in quality if key in result}
     if "samples_per_second" in result:

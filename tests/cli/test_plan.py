@@ -39,6 +39,15 @@ def test_a_plan_is_explained_and_written(tmp_path: Path, capsys: Capture) -> Non
     assert file.ranks == 2 and len(file.tables) == 7 and file.expected["step_ms"] > 0
 
 
+def test_data_parallel_has_a_column_of_its_own(capsys: Capture) -> None:
+    override = "search.tables={country: [data_parallel]}"
+    assert main(["plan", "--config", str(TINY), "--set", override]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"chosen +hot rows +fused +table +row +column +data parallel\n", shown)
+    assert re.search(r"country .* data_parallel( +[\d.e-]+){5}\n", shown)
+    assert re.search(r"history .* fused_row_wise( +[\d.e-]+){5}\n", shown)
+
+
 def test_plans_differ_or_do_not(tmp_path: Path, capsys: Capture) -> None:
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     quiet = ["plan", "--config", str(TINY), "--quiet", "--out"]

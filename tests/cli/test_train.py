@@ -72,6 +72,24 @@ def test_train_stop_resume_and_inspect(tmp_path: Path) -> None:
     )
 
 
+def test_a_quiet_run_says_nothing_but_the_summary(tmp_path: Path) -> None:
+    """Also where it reads text, and leaves out steps."""
+    text = write(tmp_path / "train.txt", lines(700))
+    criteo = {"files": [str(text)], "prepared": str(tmp_path / "prepared")}
+    data = {"source": "criteo", "criteo": criteo, "batch_size": 64, "lanes": 4, "workers": 0}
+    bad = {"policy": "skip"}
+    dense = {"dense": {"type": "sgd", "learning_rate": 1e30}}
+    changes = {"steps": 6, "eval_every": 0, "bad_batches": bad, "optimizer": dense}
+    done = fusedrec(
+        "train", "--config", config(tmp_path, tables=[], data=data, **changes), "--quiet"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"run {tmp_path / 'run'}\n") and "eval auc" in done.stdout
+    assert re.search(r"skipped steps +[1-9]", done.stdout)
+    for part in ("reading text", "step/s", "/6 [", "skipped bad"):
+        assert part not in done.stderr
+
+
 def test_resume_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     done = fusedrec("train", "--config", config(tmp_path), "--resume")
     assert done.returncode == 2

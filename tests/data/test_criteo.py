@@ -52,7 +52,7 @@ def test_hexadecimals_of_any_length_and_case(values: list[int | None]) -> None:
 BAD = {
     "0\t1\t2": "3 columns, must be 40",
     line() + "\textra": "41 columns, must be 40",
-    "": "1 columns, must be 40",
+    "": "1 column, must be 40",
     "caf\udce9\tx": "2 columns, must be 40",
     line(integer="0x1F"): "column int_0 is '0x1F', must be an integer or empty",
     line(label=-1): "label is '-1', must be 0 or 1",

@@ -136,8 +136,8 @@ def test_a_stopped_preparation_goes_on(
     assert parsed < 599 or stop_at <= 3  # text that was read is not parsed again
 
 
-def test_an_unfinished_preparation_keeps_its_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unfinished_preparation_goes_on_or_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "a", [*lines(100), "bad"])
     skip = PrepareOptions(on_bad_line="skip")
@@ -149,11 +149,15 @@ def test_an_unfinished_preparation_keeps_its_options(
         patch.setattr(prepare_module, "build_vocabulary", stopped)
         with pytest.raises(StoppedError):
             prepare([path], tmp_path / "out", skip, progress=False)
-    with pytest.raises(ValueError, match="an unfinished preparation with other options"):
-        prepare([path], tmp_path / "out", PrepareOptions(min_count=2), progress=False)
-    with pytest.raises(ValueError, match=r"a:101: .*left out when on_bad_line was 'skip'"):
+    with pytest.raises(ValueError, match=r"a:101: .*out was made with on_bad_line='skip', which"):
         prepare([path], tmp_path / "out", PrepareOptions(), progress=False)
-    assert prepare([path], tmp_path / "out", skip, progress=False).samples == 100
+    assert capsys.readouterr().err == ""
+    other = PrepareOptions(on_bad_line="skip", min_count=2)
+    assert prepare([path], tmp_path / "out", other, progress=False).samples == 100
+    assert capsys.readouterr().err == (
+        f"{tmp_path / 'out'} holds an unfinished preparation, which is begun anew: min_count=1, "
+        "now min_count=2\n"
+    )
 
 
 def test_preparing_again_returns_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,30 +169,43 @@ def test_preparing_again_returns_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_other_files_options_or_contents_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", lines(100))
+    size = path.stat().st_size
     prepare([path], tmp_path / "out", SMALL, progress=False)
-    with pytest.raises(ValueError, match=r"holds prepared data with other options.*min_count"):
-        prepare([path], tmp_path / "out", PrepareOptions(min_count=2), progress=False)
-    for changed in ({"max_rows": 9}, {"dense_transform": "none"}):
+    for changed, difference in (
+        ({"min_count": 2}, "min_count=1, now min_count=2"),
+        ({"max_rows": 9}, "max_rows=None, now max_rows=9"),
+        ({"dense_transform": "none"}, "dense_transform='log', now dense_transform='none'"),
+    ):
         options = PrepareOptions(part_rows=200, group_rows=64, **changed)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="with other options"):
+        with pytest.raises(ValueError, match="holds data that was prepared otherwise") as caught:
             prepare([path], tmp_path / "out", options, progress=False)
+        assert f"otherwise: {difference}. Choose another folder, or remove" in str(caught.value)
+    other = write(tmp_path / "b", lines(90))
+    difference = rf"from a \({size} bytes\), now b \({other.stat().st_size} bytes\)\. Choose"
+    with pytest.raises(ValueError, match=difference):
+        prepare([other], tmp_path / "out", SMALL, progress=False)
     write(path, lines(100)[::-1])  # another text of the same size
-    with pytest.raises(ValueError, match="with other sources"):
+    with pytest.raises(ValueError, match=r"a \(\d+ bytes\): the text has changed since then"):
         prepare([path], tmp_path / "out", SMALL, progress=False)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(ValueError, match=r"is not empty \(it holds 'cat.jpg'\)"):
         prepare([path], tmp_path / "photos", SMALL, progress=False)
+    with pytest.raises(ValueError, match=r"cat.jpg is a file, must be a folder"):
+        prepare([path], tmp_path / "photos" / "cat.jpg", SMALL, progress=False)
 
 
 def test_malformed_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [line(), "bad", line()])
-    with pytest.raises(ValueError, match=r"a:2: 1 columns, must be 40"):
+    with pytest.raises(ValueError, match=r"a:2: 1 column, must be 40 as in Criteo's format: label"):
         prepare([path], tmp_path / "out", progress=False)
     skip = PrepareOptions(on_bad_line="skip")
     data = prepare([path], tmp_path / "out", skip, progress=False)
     assert data.samples == 2
-    assert data.manifest["bad_lines"]["examples"] == [f"{path}:2: 1 columns, must be 40"]
+    assert data.manifest["bad_lines"]["examples"] == [
+        f"{path}:2: 1 column, must be 40 as in Criteo's format: label, 13 integers, 26 hexadecimal "
+        "categories, separated by tabs"
+    ]
     only_bad = write(tmp_path / "b", ["bad"] * 3)
     with pytest.raises(ValueError, match="no usable line in"):
         prepare([only_bad], tmp_path / "out2", skip, progress=False)

@@ -117,7 +117,7 @@ def held_out(problems: list[str | None]) -> list[bool]:
     batches = [
         CheckedBatch(torch.zeros(2, 1), no_ids(), torch.zeros(2), problem) for problem in problems
     ]
-    assert len(list(guard.held_out(batches, good))) == len(batches)
+    assert len(list(guard.held_out(batches, len(batches), good))) == len(batches)
     return list(good)
 
 
@@ -163,7 +163,7 @@ def only_the_dense_part(policy: Any) -> list[Any]:
     for gradient in (1.0, float("nan"), 1e17):  # squares of the last, summed up, are none
         parameter = torch.nn.Parameter(torch.zeros(3))
         parameter.grad = torch.tensor([0.0, gradient, 0.0])
-        list(guard.watch([batch], 0))
+        list(guard.watch([batch], 0, 1))
         try:
             seen.append(guard.may_update([parameter]))
         except ValueError as error:

@@ -88,6 +88,14 @@ def odd_number_of_lengths(features: KeyedJaggedTensor) -> object:
     return rebuilt(features, lengths=torch.cat([features.lengths(), torch.zeros(1).int()]))
 
 
+def no_lengths(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, lengths=None)
+
+
+def ids_in_a_list(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, values=features.values().tolist())
+
+
 def ids_in_two_dimensions(features: KeyedJaggedTensor) -> object:
     return rebuilt(features, values=features.values().view(-1, 1))
 
@@ -141,6 +149,8 @@ BAD: dict[Spoil, str] = {
     lengths_too_small: r"lengths add up to \d+, must be \d+, the number of ids",
     negative_length: r"lengths\[0\] is -1, must be at least 0",
     odd_number_of_lengths: r"there are 13 lengths for 2 features, must be 12",
+    no_lengths: r"the batch has neither lengths nor offsets, must have one of them: how many",
+    ids_in_a_list: r"ids of features \['f_a', 'f_b'\] are a list, must be a Tensor",
     ids_in_two_dimensions: r"ids have 2 dimensions, must have 1",
     lengths_in_two_dimensions: r"lengths have 2 dimensions, must have 1",
     short_lengths: r"lengths are torch.int16, must be one of",
@@ -223,7 +233,7 @@ def nothing(features: KeyedJaggedTensor) -> object:
     return None
 
 
-@pytest.mark.parametrize("spoil", [too_large, missing_feature, nothing, extra_feature])
+@pytest.mark.parametrize("spoil", [too_large, missing_feature, nothing, extra_feature, no_lengths])
 @pytest.mark.parametrize("length_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("stock", ["table_wise", "row_wise"])
 @pytest.mark.parametrize("kind", ["ebc", "ec"])
@@ -242,7 +252,8 @@ def test_bad_batch_with_stock_tables_beside(
     for first in (0, 2):
         texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
         assert texts[0] == texts[1]
-        assert texts[0].startswith("bad input on rank 1: feature")
+        what = "the batch has neither" if spoil is no_lengths else "feature"
+        assert texts[0].startswith(f"bad input on rank 1: {what}")
 
 
 def too_large_for_stock(features: KeyedJaggedTensor) -> object:
@@ -319,7 +330,11 @@ def inverse_index_too_large(features: KeyedJaggedTensor) -> object:
 
 
 @pytest.mark.parametrize(
-    "spoil", [huge, float_ids, renamed, without_inverse_indices, inverse_index_too_large, nothing]
+    "spoil",
+    [
+        *(huge, float_ids, renamed, no_lengths),
+        *(without_inverse_indices, inverse_index_too_large, nothing),
+    ],
 )
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("kind", ["ebc", "ec"])

@@ -86,6 +86,29 @@ def test_it_is_alive_in_a_browser(report: Path, tmp_path: Path) -> None:
     assert any("hot rows" in title for title in found["what-if-0"]["titles"])
 
 
+@pytest.mark.parametrize(("ranks", "ticks"), [(2, [0, 1]), (64, list(range(0, 64, 4)))])
+def test_ranks_are_whole_numbers(tmp_path: Path, ranks: int, ticks: list[int]) -> None:
+    search = SearchConfig()
+    decision = decide([table("a", 10**5)], 512, quick(ranks), search)
+    write_report(tmp_path / "report.html", Explanation(decision, search))
+    plots = (tmp_path / "report.html").read_text().partition('id="load"')[2]
+    values = re.search(r'"tickvals":(\[[\d,]*\])', plots.partition('id="coverage"')[0])
+    assert values is not None and json.loads(values[1]) == ticks
+
+
+def test_a_table_that_is_data_parallel_is_marked_with_its_price(tmp_path: Path) -> None:
+    search = SearchConfig(tables={"small": ["data_parallel"]})
+    tables = [table("small", 50), table("large", 10**6)]
+    explanation = Explanation(decide(tables, 512, quick(4), search), search)
+    assert explanation.decision.systems[0] == "data_parallel"
+    price, usual = explanation.price(0, "data_parallel"), explanation.price(1, "data_parallel")
+    assert price is not None and usual is not None and 0 < price < usual
+    write_report(tmp_path / "report.html", explanation)
+    text = (tmp_path / "report.html").read_text()
+    assert "<th>data parallel</th>" in text
+    assert f"<td class=chosen>{1e3 * price:.3g}</td></tr>" in text
+
+
 def in_browser(page: Path) -> dict[str, Any]:
     """What the page found out about itself; whatever it logs as an error fails."""
     assert CHROMIUM is not None

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.types import (
     CollectiveType,
@@ -232,6 +234,45 @@ def test_takes_the_arguments_of_torchrecs_planner_in_their_order() -> None:
 def test_unknown_type_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="No available sharding type"):
         planner(constraints=only(a="fused_rowise")).plan(Model(), fr.fused_sharders())
+
+
+HINT = (
+    r"TorchRec's own planner does not know the sharding type fused_row_wise\. Pass a plan to "
+    r"DistributedModelParallel, plan=fr\.FusedShardingPlanner\(\)\.collective_plan\(model, "
+    r"sharders\)"
+)
+
+
+def error_without_a_plan() -> str:
+    try:
+        DistributedModelParallel(Model(), sharders=fr.fused_sharders())
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+def test_a_model_without_a_plan_says_how_to_get_one(cluster_1: Cluster) -> None:
+    (text,) = cluster_1.run(error_without_a_plan)
+    assert re.match(HINT, text)
+
+
+@pytest.mark.parametrize("constraints", [None, only(a=FUSED, b="table_wise", c="row_wise")])
+def test_the_stock_planner_says_which_planner_knows_fused_tables(
+    constraints: dict[str, ParameterConstraints] | None,
+) -> None:
+    topology = Topology(world_size=2, local_world_size=2, compute_device="cpu")
+    stock = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    with pytest.raises(ValueError, match=HINT):
+        stock.plan(Model(), fr.fused_sharders())
+
+
+def test_the_stock_planner_plans_stock_tables_with_our_sharders() -> None:
+    topology = Topology(world_size=2, local_world_size=2, compute_device="cpu")
+    constraints = only(**dict.fromkeys([*ROWS, "s"], "table_wise"))
+    stock = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
+    plan = stock.plan(Model(), fr.fused_sharders()).plan
+    kinds = {p.sharding_type for tables in plan.values() for p in tables.values()}  # type: ignore[attr-defined]
+    assert kinds == {"table_wise"}
 
 
 def test_kernels_of_fused_tables() -> None:

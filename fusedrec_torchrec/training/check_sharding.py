@@ -1,0 +1,89 @@
+"""What can be wrong with the sharding of a run, found before any rank starts."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.hot.choose import check_counts, checked_ids
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.planner.plan_file import read_plan, sharding_plan_of
+from fusedrec_torchrec.sharders import fused_sharders
+from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.model import build_model
+
+__all__ = ["check_sharding"]
+
+MAY_BE_FUSED = (FUSED, "auto")
+
+
+def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
+    """
+    Args:
+        config: of the run.
+        source: its data, which has the tables.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: a setting names a table that does not exist or is not fused, or rows that the
+            table does not have; or the plan file is missing, for other ranks or for other tables.
+    """
+    names = list(source.table_rows)
+    for setting, tables in _names_of(config):
+        for name in tables:
+            if name not in names:
+                raise ValueError(
+                    f"{setting} names {name!r}, which is no table; there are {', '.join(names)}"
+                )
+    shardings = _planned(config, source, device)
+    hot = config.sharding.hot
+    if hot.hot_set is not None:
+        HotSet.load(hot.hot_set).check(source.table_rows)
+    if hot.profile is not None:
+        AccessProfile.load(hot.profile).check(source.table_rows)
+    if not any(kind in MAY_BE_FUSED for kind in shardings.values()):
+        return  # settings of fused tables are of no use, but do no harm
+    for setting, tables in _names_of(config):
+        for name in tables:
+            if setting != "sharding.tables" and shardings[name] not in MAY_BE_FUSED:
+                raise ValueError(
+                    f"{setting} names {name!r}, whose sharding is {shardings[name]}, must be "
+                    f"{FUSED}"
+                )
+    _check_hot_rows(hot, source.table_rows)
+
+
+def _names_of(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
+    """Settings that name tables."""
+    sharding = config.sharding
+    hashed = sharding.exchange.hash_ids
+    yield "sharding.tables", list(sharding.tables)
+    yield "sharding.exchange.hash_ids", [] if isinstance(hashed, bool) else list(hashed)
+    yield "sharding.exchange.table_codecs", list(sharding.exchange.table_codecs)
+    yield "sharding.hot.tables", list(sharding.hot.tables)
+
+
+def _planned(config: TrainConfig, source: Source, device: str) -> dict[str, str]:
+    """The sharding of each table, as far as it is known before the planner decides."""
+    sharding = config.sharding
+    if config.plan is None:
+        return {name: sharding.tables.get(name, sharding.type) for name in source.table_rows}
+    planned, hot_set = read_plan(config.plan)
+    planned.check(config.launch.ranks * config.launch.nodes, device, str(config.plan))
+    model = build_model(config.model, source, torch.device("meta"))
+    sharding_plan_of(planned, hot_set, model, fused_sharders(), str(config.plan))
+    return {name: planned.tables[name].sharding for name in source.table_rows}
+
+
+def _check_hot_rows(hot: HotOptions, table_rows: Mapping[str, int]) -> None:
+    for name, rule in hot.tables.items():
+        where = f"sharding.hot.tables.{name}"
+        if rule.ids is not None:
+            checked_ids(rule.ids, table_rows[name], where)
+        else:
+            check_counts(rule, hot, where)
+    if hot.rule is not None and set(table_rows) - set(hot.tables):
+        check_counts(hot.rule, hot, "sharding.hot.rule")
