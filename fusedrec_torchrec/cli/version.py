@@ -47,6 +47,7 @@ def _capabilities() -> list[tuple[str, str]]:
     import torch.distributed as dist
 
     import fusedrec_torchrec  # noqa: F401  (loads FBGEMM's operators)
+    from fusedrec_torchrec.exchange import native
     from fusedrec_torchrec.exchange.lookup import kernels_of
 
     backends = {
@@ -61,6 +62,7 @@ def _capabilities() -> list[tuple[str, str]]:
         ("CUDA", f"{torch.version.cuda or 'not built in'}"),
         ("CUDA devices", ", ".join(devices) or "none"),
         ("FBGEMM operators on CPU", "yes" if hasattr(torch.ops.fbgemm, operator) else "no"),
+        ("C++ operators", str(native.operators())),
         ("fused kernels on CPU", ", ".join(kernels_of("cpu"))),
         ("fused kernels on CUDA", ", ".join(kernels_of("cuda"))),
     ]

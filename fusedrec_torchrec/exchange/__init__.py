@@ -12,7 +12,7 @@
 ``lookup``              one FBGEMM table per bucket
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
-``native``              C++ operators for the hot loops of keys, dedup and pooling
+``native``              C++ operators for the hot loops, and where they come from
 ``buffers``, ``stages`` memory that is used again; names for what takes time
 ======================  =========================================================
 

@@ -61,7 +61,7 @@ def check_agreement(
     facts: Facts = {
         "module": f"{path or 'the model'} ({type(module).__name__})",
         **facts_of("version", {name: version(name) for name in PACKAGES}),
-        "version.operators": native.source_version(),
+        "version.operators": native.identity()[:12],
         "device": device.type,
         "gradient division": str(get_gradient_division()),
         "weighted": str(getattr(module, "is_weighted", lambda: False)()),

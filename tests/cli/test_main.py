@@ -13,6 +13,7 @@ import torch
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.config import options
 from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.exchange import native
 from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from tests.cli.command import ROOT
@@ -28,6 +29,8 @@ def test_version(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     for part in ("torch ", "torchrec ", "fbgemm-gpu-cpu ", "gloo", "fused kernels on CPU"):
         assert part in shown
+    assert "C++ operators" in shown
+    assert str(native.operators()) in shown
 
 
 def test_help_explains_every_setting(capsys: Capture) -> None:

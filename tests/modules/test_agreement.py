@@ -211,7 +211,7 @@ def error_with_other_operators(name: str, value: object, hot: bool) -> str:
 
 
 def test_operators_must_be_of_one_release(cluster_2: Cluster) -> None:
-    errors = cluster_2.run(error_with_other_operators, "source_version", "0123", False)
+    errors = cluster_2.run(error_with_other_operators, "identity", "0123", False)
     assert errors[0] == errors[1]
     assert "version.operators is " in errors[0]
     assert " on rank 0 and 0123 on rank 1" in errors[0]

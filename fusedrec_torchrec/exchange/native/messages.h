@@ -1,0 +1,108 @@
+// Local rows into messages to their owners, and out of them; see exchange/routing.py.
+#pragma once
+
+#include "checks.h"
+
+#include <ATen/ops/empty.h>
+
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+// Writes keys as rows of their part, and returns whether any key is outside of it.
+template <typename Key>
+bool write_rows(const Key* keys, int64_t count, Key start, Key end, int32_t* out) {
+  using Unsigned = std::make_unsigned_t<Key>;
+  const Unsigned last = static_cast<Unsigned>(end) - static_cast<Unsigned>(start) - 1;
+  Unsigned signs = 0; // without a branch, so that the loop is one of vector instructions
+  for (int64_t i = 0; i < count; ++i) {
+    const Unsigned row = static_cast<Unsigned>(keys[i]) - static_cast<Unsigned>(start);
+    signs |= row | (last - row);
+    out[i] = static_cast<int32_t>(row);
+  }
+  return static_cast<Key>(signs) < 0;
+}
+
+// Writes the local rows of the unique keys into the message of their owner: messages[owner] has
+// room for them from element `header` on, bucket after bucket.  If they do not all fit, nothing is
+// written: all ranks take a second round then.  Owners without a message are the replicas.
+void pack(const Tensor& keys_U, const Tensor& counts_KO, const Tensor& part_starts_P1,
+          int64_t header, Tensor messages) {
+  const Checks check("pack");
+  check.dense("keys", keys_U, {at::kInt, at::kLong});
+  check.dense("counts", counts_KO, {at::kLong});
+  check.is_matrix("counts", counts_KO);
+  check.dense("part_starts", part_starts_P1, {keys_U.scalar_type()});
+  check.dense("messages", messages, {at::kInt});
+  check.is_matrix("messages", messages);
+  const int64_t buckets = counts_KO.size(0), owners = counts_KO.size(1);
+  const int64_t ranks = messages.size(0), width = messages.size(1);
+  check.length("part_starts", part_starts_P1.numel(), buckets * owners + 1);
+  check.that(ranks <= owners, "messages must be for at most ", owners, " owners, not for ", ranks);
+  check.that(header >= 0 && header <= width, "header must be in [0, ", width, "], not ", header);
+  // Keys behind the last one that is counted are padding.
+  const int64_t counted = check.sum("counts", as_array(counts_KO));
+  check.that(counted <= keys_U.numel(), "counts are of ", counted, " keys, but there are ",
+             keys_U.numel());
+  const int64_t* counts = counts_KO.const_data_ptr<int64_t>();
+  std::vector<int32_t*> target(ranks);
+  for (int64_t r = 0; r < ranks; ++r) {
+    target[r] = messages.mutable_data_ptr<int32_t>() + r * width + header;
+    int64_t rows = 0;
+    for (int64_t k = 0; k < buckets; ++k) {
+      rows += counts[k * owners + r];
+    }
+    if (rows > width - header) {
+      return;
+    }
+  }
+  bool outside = false;
+  const auto write = [&](const auto* keys, const auto* starts) {
+    for (int64_t p = 0; p < buckets * owners; ++p) {
+      if (p % owners >= ranks) {
+        keys += counts[p];
+        continue;
+      }
+      int32_t*& out = target[p % owners];
+      outside |= write_rows(keys, counts[p], starts[p], starts[p + 1], out);
+      keys += counts[p];
+      out += counts[p];
+    }
+  };
+  keys_U.scalar_type() == at::kInt
+      ? write(keys_U.const_data_ptr<int32_t>(), part_starts_P1.const_data_ptr<int32_t>())
+      : write(keys_U.const_data_ptr<int64_t>(), part_starts_P1.const_data_ptr<int64_t>());
+  check.that(!outside, "every key must be in the part that it is counted for");
+}
+
+// The rows of all messages, one message after another; a message's counts lie from element `first`
+// to `end` of its header.
+Tensor unpack(const Tensor& messages, int64_t first, int64_t end, int64_t header) {
+  const Checks check("unpack");
+  check.dense("messages", messages, {at::kInt});
+  check.is_matrix("messages", messages);
+  const int64_t ranks = messages.size(0), width = messages.size(1);
+  check.that(0 <= first && first <= end && end <= header && header <= width,
+             "0 <= first <= end <= header <= ", width, " must hold, not with ", first, ", ", end,
+             " and ", header);
+  const int32_t* message = messages.const_data_ptr<int32_t>();
+  std::vector<int64_t> rows(ranks, 0);
+  int64_t total = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    for (int64_t i = first; i < end; ++i) {
+      check.that(message[r * width + i] >= 0, "damaged message of rank ", r);
+      rows[r] += message[r * width + i];
+    }
+    check.that(rows[r] <= width - header, "damaged message of rank ", r);
+    total += rows[r];
+  }
+  Tensor rows_R = at::empty({total}, messages.options());
+  int32_t* out = rows_R.mutable_data_ptr<int32_t>();
+  for (int64_t r = 0; r < ranks; ++r) {
+    out = std::copy_n(message + r * width + header, rows[r], out);
+  }
+  return rows_R;
+}
+
+} // namespace
