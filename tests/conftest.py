@@ -27,7 +27,7 @@ def clusters() -> Iterator[Callable[[int], Cluster]]:
 
     yield get
     for cluster in started.values():
-        cluster.stop()
+        cluster.stop(kill=True)  # nothing of them is needed any more
 
 
 @pytest.fixture(scope="session")

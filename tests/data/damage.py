@@ -103,6 +103,9 @@ VISIBLE: dict[str, tuple[Damage, str]] = {
     "with_fewer_rows": (with_fewer_rows, "it has 50 rows, manifest.json says "),
     "manifest_without_parts": (manifest_without_parts, "manifest.json: parts is missing"),
     "manifest_with_other_samples": (manifest_with_other_samples, "samples is 7, the parts have"),
-    "manifest_with_a_path": (manifest_with_a_path, "parts.0.file is '../part-00000.parquet'"),
+    "manifest_with_a_path": (
+        manifest_with_a_path,
+        "names '../part-00000.parquet', which is no file in its folder",
+    ),
     "manifest_of_nothing": (manifest_of_nothing, "manifest.json is damaged"),
 }
