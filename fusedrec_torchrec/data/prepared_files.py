@@ -119,10 +119,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     try:
         from_mapping(_Manifest, manifest, str(path))
+        for part in manifest["parts"]:
+            check_file_name(part["file"], path)
     except ValueError as error:
         raise ValueError(f"{error}; the file is damaged, {remedy(folder)}") from None
-    for part in manifest["parts"]:
-        check_file_name(part["file"], path)
     return manifest
 
 
