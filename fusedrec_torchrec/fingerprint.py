@@ -30,7 +30,8 @@ SHOWN_LENGTH = 120  # characters of a fact in an error message
 SHOWN_FACTS = 5
 SHOWN_NUMBERS = 16
 HASH_BYTES = 32
-PLAIN = (bool, int, float, complex, str, bytes)
+PLAIN = (bool, int, complex, str, bytes)
+DEEPEST = 4  # objects in objects whose settings are written down
 
 
 def facts_of(name: str, value: Any) -> Facts:
@@ -56,43 +57,54 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, depth: int = 0) -> str:
     """The same text for the same value on every rank, so without addresses of objects.
 
-    Paths may differ from machine to machine; what is in the files is compared by who reads them.
+    Numbers are the same if they are equal.  Paths may differ from machine to machine; what is in
+    the files is compared by who reads them.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() else repr(float(value))
     if value is None or isinstance(value, PLAIN):
         return repr(value)
+    if depth > DEEPEST:
+        return type(value).__qualname__
+    inner = partial(_text, depth=depth + 1)
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Path):
         return "a file"
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        kind = f"{value.dtype} {list(value.shape)}"
+        if value.is_meta or value.layout != torch.strided:
+            return f"{kind} on {value.device.type}"
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return f"{kind} (sha256 {hashlib.sha256(content.tobytes()).hexdigest()[:12]})"
     if isinstance(value, np.ndarray) and value.size <= SHOWN_NUMBERS:
         return f"{value.tolist()}"
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"{value.size} numbers (sha256 {digest[:12]})"
     if isinstance(value, partial):
-        return f"{_text(value.func)}{_text(value.args)}{_text(value.keywords)}"
+        return f"{inner(value.func)}{inner(value.args)}{inner(value.keywords)}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {_text(value[k])}" for k in sorted(value, key=str)) + "}"
+        return "{" + ", ".join(f"{k}: {inner(value[k])}" for k in sorted(value, key=str)) + "}"
     if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(map(_text, value))) + "}"
+        return "{" + ", ".join(sorted(map(inner, value))) + "}"
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    if isinstance(value, torch.dtype | torch.device):
+        return "[" + ", ".join(map(inner, value)) + "]"
+    if isinstance(value, torch.device):
+        return value.type  # its number is that of a rank on a machine
+    if isinstance(value, torch.dtype):
         return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return inner({each.name: getattr(value, each.name) for each in fields(value)})
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    return f"{type(value).__qualname__}{_text(_plain_attributes(value))}"
-
-
-def _plain_attributes(value: Any) -> dict[str, Any]:
-    """Settings of an object of a class that we do not know."""
-    attributes = getattr(value, "__dict__", {})
-    return {k: v for k, v in attributes.items() if isinstance(v, (*PLAIN, Enum, torch.dtype))}
+    # An object of a class that we do not know: its settings are its attributes.
+    return f"{type(value).__qualname__}{inner(getattr(value, '__dict__', {}))}"
 
 
 def check_same_on_all_ranks(

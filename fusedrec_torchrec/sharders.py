@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -108,10 +108,12 @@ class _FusedTableSharder(_FusedTypeMixin):
         module_fqn: str | None,
     ) -> None:
         """Refuses what ranks were given differently, and what would be trained wrongly."""
+        hashed = [config.name for config in configs if self._options.hashes(config.name)]
         settings = {
             "fused_params": self._fused_params,  # type: ignore[attr-defined]
             "qcomm_codecs_registry": self.qcomm_codecs_registry,  # type: ignore[attr-defined]
-            "options": self._options,
+            # The same tables may be named in many ways.
+            "options": replace(self._options, hash_ids=hashed),
             "hot": self._hot,
         }
         check_agreement(module, configs, params, env, device, module_fqn, settings)

@@ -73,7 +73,8 @@ class Cluster:
         self._pipes: list[Connection] = []
 
     def start(self) -> None:
-        context = mp.get_context("spawn" if self._backend == "nccl" else "forkserver")
+        method: Any = "spawn" if self._backend == "nccl" else "forkserver"
+        context = mp.get_context(method)
         context.set_forkserver_preload(IMPORTED)
         self._directory = tempfile.TemporaryDirectory()
         store = str(Path(self._directory.name) / "store")

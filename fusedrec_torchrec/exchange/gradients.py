@@ -28,8 +28,7 @@ class _Refuse(Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:  # type: ignore[override]
         raise RuntimeError(
             "second-order gradients through fused tables are not supported (create_graph=True): "
-            "shard the tables row_wise or table_wise with the dense kernel, or leave the "
-            "embeddings out of what is differentiated twice"
+            "leave the embeddings out of what is differentiated twice, for example by detach()"
         )
 
 

@@ -116,6 +116,10 @@ class HotOptions:
     cost: CostOptions = field(default_factory=CostOptions)
 
     def __post_init__(self) -> None:
+        for name in ("hot_set", "profile"):
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, Path(path))  # a string will do, too
         if self.sync_every < 1:
             raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
         if self.rule is not None and self.rule.ids is not None:

@@ -6,7 +6,7 @@ and the options; every rank works them out for itself.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Any
 
@@ -60,7 +60,7 @@ def check_agreement(
         return
     facts: Facts = {
         "module": f"{path or 'the model'} ({type(module).__name__})",
-        **facts_of("version", {name: version(name) for name in PACKAGES}),
+        **facts_of("version", {name: _version(name) for name in PACKAGES}),
         "version.operators": native.identity()[:12],
         "device": device.type,
         "gradient division": str(get_gradient_division()),
@@ -82,6 +82,13 @@ def check_agreement(
         facts |= facts_of(name, value)
     what = f"module {path!r}" if path else "the model"
     check_same_on_all_ranks(what, facts, env.process_group, device)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a source tree that is on the path
+        return "not installed"
 
 
 def _ranks_of(env: ShardingEnv) -> list[int]:

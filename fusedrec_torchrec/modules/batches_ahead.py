@@ -9,10 +9,12 @@ raise the same error: those that have a batch when they read its headers, the ot
 of their last batch have arrived.  Up to there all ranks have called the same collectives.
 
 A plain loop has no batches ahead, and sends no such messages.  Neither do models with stock tables
-that exchange ids: TorchRec has no message to say it with.  Two more ends are not noticed, and end
-in the timeout of the process group or in an error of gloo: that of a rank with a single batch,
-which never was ahead, and one in the step in which DistributedDataParallel rebuilds its buckets
-(the third of a training), since its broadcast comes before the first lookup.
+that exchange ids: TorchRec has no message to say it with.  Some ends are not noticed, and end in
+the timeout of the process group or in an error of gloo: that of a rank with a single batch, which
+never was ahead; one in the step in which DistributedDataParallel rebuilds its buckets (the third
+of a training), since its broadcast comes before the first lookup; and those of pipelines that look
+up no batch after the last one was read (``TrainPipelineSparseDistLite``, and others with
+``execute_all_batches=False``).
 """
 
 import weakref
@@ -40,7 +42,8 @@ class _Counts:
         level: batches that were ahead when the last step began; None before the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, member: Member) -> None:
+        self.member = weakref.ref(member)
         self.sent = self.used = 0
         self.level: int | None = None
 
@@ -55,14 +58,19 @@ class _Counts:
 
 
 class BatchesAhead:
-    """Counts batches of all modules that one set of sharders has sharded."""
+    """Counts batches of all modules that one set of sharders has sharded.
+
+    Modules are known by numbers, which all ranks give them in the same order.  What this object
+    decides must not depend on when a rank collects the garbage of an earlier model.
+    """
 
     def __init__(self) -> None:
-        self._counts: weakref.WeakKeyDictionary[Member, _Counts] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
+        self._counts: dict[int, _Counts] = {}
         # Modules in the order in which the last batch was sent: the order that all ranks keep.
-        self._sent_order: list[weakref.ref[Member]] = []
-        self._used_in_step: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._still_to_use: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._sent_order: list[int] = []
+        self._used_in_step: set[int] = set()
+        self._still_to_use: set[int] = set()
         self._pending: list[Awaitable[object]] = []
         self._is_active = True
 
@@ -76,28 +84,40 @@ class BatchesAhead:
         Raises:
             ValueError: as ``_settle``.
         """
-        self._settle()
-        self._counts.setdefault(member, _Counts()).sent += 1
-        if any(each() is member for each in self._sent_order):
+        if member not in self._numbers:
+            self._numbers[member] = len(self._counts)
+            self._counts[self._numbers[member]] = _Counts(member)
+        number = self._numbers[member]
+        if number not in self._still_to_use:  # else it is of the step that is under way
+            self._settle()
+        self._counts[number].sent += 1
+        if number in self._sent_order:
             self._sent_order = []
-        self._sent_order.append(weakref.ref(member))
+        self._sent_order.append(number)
 
     def used(self, member: Member) -> None:
         """A module is about to look up the oldest batch that it has sent the ids of."""
-        if not self._used_in_step or member in self._used_in_step:
-            self._used_in_step = weakref.WeakSet()
-            self._begin_step()
-        self._used_in_step.add(member)
-        self._still_to_use.discard(member)
-        self._counts[member].used += 1
+        number = self._numbers[member]
+        begins = number in self._used_in_step or self._used_in_step.isdisjoint(self._sent_order)
+        if begins:
+            before, self._used_in_step = self._used_in_step, set()
+            self._begin_step(before)
+        self._used_in_step.add(number)
+        self._still_to_use.discard(number)
+        self._counts[number].used += 1
 
-    def _begin_step(self) -> None:
-        """Before the first lookup of a step: have all modules as many batches ahead as before?"""
-        for member in [found for each in self._sent_order if (found := each()) is not None]:
-            counts = self._counts[member]
+    def _begin_step(self, used_before: set[int]) -> None:
+        """Before the first lookup of a step: have all modules as many batches ahead as before?
+
+        Args:
+            used_before: modules that the last step looked up; this one will, too.
+        """
+        self._still_to_use = used_before.intersection(self._sent_order)
+        for number in self._sent_order:
+            counts = self._counts[number]
             before, counts.level = counts.level, counts.ahead
-            if self._is_active and before is not None and counts.ahead < before:
-                self._still_to_use.add(member)
+            member = counts.member()
+            if self._is_active and before is not None and counts.ahead < before and member:
                 self._pending.append(member.send_end_of_data())
 
     def rows_arrived(self) -> None:

@@ -180,6 +180,13 @@ def grow(about: TensorStorageMetadata) -> None:
     about.size = about.chunks[0].sizes = torch.Size((1 << 40, 4))
 
 
+def store_twice(content: Any) -> None:
+    """A dict of Python's cannot hold a key twice, a pickle can."""
+    first, second = (MetadataIndex(WEIGHT, torch.Size(at)) for at in ((0, 0), (9, 9)))
+    content.storage_data[second] = content.storage_data[first]
+    object.__setattr__(second, "offset", first.offset)
+
+
 FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "overlap": (with_chunks(((0, 0), (4, 4)), ((2, 0), (2, 4))), "overlap"),
     "the same twice": (with_chunks(((0, 0), (3, 4)), ((0, 0), (3, 4))), "overlap"),
@@ -203,6 +210,7 @@ FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "negative length": (change_info(length=-1), "whole number of 0 or more"),
     "a length that is none": (change_info(length=True), "whole number of 0 or more"),
     "a place of another": (change_info(offset=1), "two things are stored in __0_0.distcp"),
+    "in two places": (store_twice, "is stored twice"),
     "an unknown field": (change_info(codec="zip"), "has the field 'codec', must have"),
     "transforms that are none": (change_info(transform_descriptors=3), "is no list"),
     "planner data of others": (set_field("planner_data", {"a": [1]}), "no path of names"),

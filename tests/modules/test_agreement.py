@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
@@ -33,6 +34,9 @@ def sharded(
     plan: dict[str, dict[str, Any]] | None = None,
     stock: tuple[str, ...] = (),
     optimizer: tuple[Any, dict[str, Any]] | None = None,
+    frozen: tuple[str, ...] = (),
+    weighted: bool = False,
+    gradient_division: bool = True,
     **sharders: Any,
 ) -> DistributedModelParallel:
     """Two tables on the ranks of the default group."""
@@ -43,17 +47,24 @@ def sharded(
             )
             for name in order
         ],
+        is_weighted=weighted,
         device=torch.device("meta"),
     )
+    for name in frozen:
+        bags.embedding_bags[name].weight.requires_grad_(False)
     if optimizer is not None:
         _apply_optimizer_in_backward(optimizer[0], bags.parameters(), optimizer[1])
     entries = {name: fr.fused_row_wise(**(plan or {}).get(name, {})) for name in order}
     entries |= {name: table_wise(rank=0) for name in stock}
     ours = fr.fused_sharders(**sharders)
     by_table = construct_module_sharding_plan(bags, entries, sharder=ours[0], device_type="cpu")
-    return DistributedModelParallel(
-        bags, plan=ShardingPlan({"": by_table}), sharders=ours, device=CPU
-    )
+    set_gradient_division(gradient_division)
+    try:
+        return DistributedModelParallel(
+            bags, plan=ShardingPlan({"": by_table}), sharders=ours, device=CPU
+        )
+    finally:
+        set_gradient_division(True)
 
 
 def errors_then_a_good_step(
@@ -94,7 +105,7 @@ def errors_then_a_good_step(
         pytest.param(
             {},
             {"options": fr.ExchangeOptions(hash_ids=True)},
-            "options.hash_ids is False on rank 0 and True on rank 1",
+            "options.hash_ids is [] on rank 0 and ['a', 'b'] on rank 1",
             id="hash_ids",
         ),
         pytest.param(
@@ -114,6 +125,39 @@ def errors_then_a_good_step(
             {"hot": fr.HotOptions(sync_every=2)},
             "hot.sync_every is 1 on rank 0 and 2 on rank 1",
             id="hot options",
+        ),
+        pytest.param(
+            {"plan": {"a": {"hot_rows": list(range(20))}}},
+            {"plan": {"a": {"hot_rows": [*range(19), 30]}}},
+            "plan of table 'a'.hot_rows.ids is [0, 1, 2, ",
+            id="many hot ids",
+        ),
+        pytest.param(
+            {"plan": {"a": {"rows_per_rank": [20, 20]}}},
+            {"plan": {"a": {"rows_per_rank": list(np.array([30, 10]))}}},
+            "plan of table 'a'.rows_per_rank is [20, 20] on rank 0 and [30, 10] on rank 1",
+            id="numbers of numpy",
+        ),
+        pytest.param(
+            {"fused_params": {"learning_rate": 0.5}},
+            {"fused_params": {"learning_rate": np.float32(0.25)}},
+            "fused_params.learning_rate is 0.5 on rank 0 and 0.25 on rank 1",
+            id="one number of numpy",
+        ),
+        pytest.param(
+            {},
+            {"frozen": ("b",)},
+            "embedding_bags.b.weight.requires_grad is True on rank 0 and False on rank 1",
+            id="requires_grad",
+        ),
+        pytest.param(
+            {}, {"weighted": True}, "weighted is False on rank 0 and True on rank 1", id="weighted"
+        ),
+        pytest.param(
+            {},
+            {"gradient_division": False},
+            "gradient division is True on rank 0 and False on rank 1",
+            id="gradient division",
         ),
         pytest.param(
             {},
@@ -155,6 +199,25 @@ def test_all_ranks_name_what_one_was_given_differently(
     assert named in errors[0]
     assert errors[0].startswith("ranks do not agree about the model: ")
     assert "All ranks must be given the same model, plan, options" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "there"),
+    [
+        ({"fused_params": {"eps": 1}}, {"fused_params": {"eps": 1.0}}),
+        ({"fused_params": {"eps": 0.5}}, {"fused_params": {"eps": np.float32(0.5)}}),
+        (
+            {"options": fr.ExchangeOptions(hash_ids=True)},
+            {"options": fr.ExchangeOptions(hash_ids=["b", "a"])},
+        ),
+        ({"plan": {"a": {}}}, {"plan": {"a": {"rows_per_rank": (20, 20)}}}),
+    ],
+    ids=["whole numbers", "numpy", "names of tables", "the default"],
+)
+def test_the_same_in_other_words_is_the_same(
+    cluster_2: Cluster, everywhere: dict[str, Any], there: dict[str, Any]
+) -> None:
+    assert cluster_2.run(errors_then_a_good_step, 1, everywhere, there) == ["no error"] * 2
 
 
 def test_the_rank_that_differs_is_named_among_four(cluster_4: Cluster) -> None:
