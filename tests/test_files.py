@@ -3,6 +3,7 @@
 import json
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,20 @@ from fusedrec_torchrec.data.parquet import write_parquet
 from fusedrec_torchrec.files import described, naming, write_json, write_text
 
 
-@pytest.fixture
+@contextmanager
 def little_room() -> Iterator[None]:
-    """No file may have more than 4096 bytes, as if the disk were full."""
+    """No file may have more than 4096 bytes, as if the disk were full.
+
+    Not a fixture: pytest itself may write its report to a file while one is in force.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("little_room")
 def test_every_writer_names_its_file(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).integers(0, 1 << 60, 10_000)
     writers = {
@@ -32,11 +37,11 @@ def test_every_writer_names_its_file(tmp_path: Path) -> None:
         "a.npz": lambda path: write_arrays(path, "hot set", {}, {"a": numbers}),
     }
     for name, write in writers.items():
-        with pytest.raises(OSError, match=name) as caught:
+        with pytest.raises(OSError, match=name) as caught, little_room():
             write(tmp_path / name)
         assert described(caught.value).startswith(f"{tmp_path / name}: ")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(OSError, match=r"a\.html") as caught:
+    with pytest.raises(OSError, match=r"a\.html") as caught, little_room():
         write_text(tmp_path / "a.html", "x" * 10_000)
     assert described(caught.value) == f"{tmp_path / 'a.html'}: File too large"
 
