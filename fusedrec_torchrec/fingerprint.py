@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fusedrec_torchrec.lost_rank import wait
-from fusedrec_torchrec.together import of_all_ranks
+from fusedrec_torchrec.together import listed_ranks, of_all_ranks
 
 __all__ = ["Facts", "check_same_on_all_ranks", "facts_of"]
 
@@ -171,10 +171,4 @@ def _difference(what: str, facts_by_rank: Sequence[Mapping[str, str]]) -> str:
 
 def _said(text: str | None, ranks: Sequence[int]) -> str:
     shown = "not given" if text is None else text
-    return f"{shown} on rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """Rank numbers; of a cluster of thousands, the first ones."""
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return ", ".join(map(str, ranks[:8])) + more
+    return f"{shown} on {listed_ranks(ranks)}"

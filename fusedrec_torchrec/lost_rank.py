@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.together import listed_ranks
+
 __all__ = ["LostRankError", "explained", "wait", "waiting"]
 
 MOST_GRACE_SECONDS = 10.0
@@ -166,7 +168,8 @@ class _Incident:
         stages = sorted({word.stage for word in said.values()})
         if len(stages) > 1:
             where += " (" + ", ".join(
-                f"{_listed([r for r, word in said.items() if word.stage == stage])} in {stage!r}"
+                listed_ranks([r for r, word in said.items() if word.stage == stage])
+                + f" in {stage!r}"
                 for stage in stages
             ) + ")"  # fmt: skip
         missing = [rank for rank in self._ranks if rank not in said]
@@ -174,20 +177,20 @@ class _Incident:
         gave_up = [rank for rank in there if said[rank].gave_up]
         if missing and gave_up:
             return (
-                f"{where}: {_listed(missing)} did not answer in time; {_listed(there)} waited for "
-                f"it. {ADVICE}"
+                f"{where}: {listed_ranks(missing)} did not answer in time; {listed_ranks(there)} "
+                f"waited for it. {ADVICE}"
             )
         if missing:
             return (
-                f"{where}: {_listed(missing)} is gone: its connection broke; {_listed(there)} "
-                "waited for it. See what it has written, and whether the system has killed it (out "
-                "of memory), then go on from the last checkpoint"
+                f"{where}: {listed_ranks(missing)} is gone: its connection broke; "
+                f"{listed_ranks(there)} waited for it. See what it has written, and whether the "
+                "system has killed it (out of memory), then go on from the last checkpoint"
             )
         late = [rank for rank in there if rank not in gave_up]
         if gave_up and late:
             return (
-                f"{where}: {_listed(late)} did not answer in time and came when {_listed(gave_up)} "
-                f"had given up. {ADVICE}"
+                f"{where}: {listed_ranks(late)} did not answer in time and came when "
+                f"{listed_ranks(gave_up)} had given up. {ADVICE}"
             )
         if gave_up:
             return (
@@ -198,10 +201,6 @@ class _Incident:
             f"{_first_line(self._error)}. Look for errors of the network, then go on from the last "
             "checkpoint"
         )
-
-
-def _listed(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,12 +1,22 @@
 """What goes wrong on one rank is raised on all of them."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["of_all_ranks", "raise_together"]
+__all__ = ["listed_ranks", "of_all_ranks", "raise_together"]
 
 T = TypeVar("T")
+
+MOST_LISTED = 8
+
+
+def listed_ranks(ranks: Sequence[int]) -> str:
+    """Writes down ranks for an error message; of a cluster of thousands, the first ones."""
+    more = f" and {len(ranks) - MOST_LISTED} more" if len(ranks) > MOST_LISTED else ""
+    numbers = ", ".join(map(str, ranks[:MOST_LISTED]))
+    return f"rank{'s' if len(ranks) != 1 else ''} {numbers}{more}"
 
 
 def of_all_ranks(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

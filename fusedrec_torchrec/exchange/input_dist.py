@@ -47,6 +47,7 @@ from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.together import listed_ranks
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.hot.rows import HotRows
@@ -460,14 +461,10 @@ def check_end_of_data(statuses: list[int]) -> None:
         return
     others = [rank for rank in range(len(statuses)) if rank not in ended]
     raise ValueError(
-        f"{_listed(ended)} ran out of batches, {_listed(others)} did not: all ranks must have the "
-        "same number of batches. Leave the last ones out, or give a rank that has no more of them "
-        "batches of no samples"
+        f"{listed_ranks(ended)} ran out of batches, {listed_ranks(others)} did not: all ranks must "
+        "have the same number of batches. Leave the last ones out, or give a rank that has no more "
+        "of them batches of no samples"
     )
-
-
-def _listed(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class ExactAwaitable(Awaitable[ReceivedRows]):
