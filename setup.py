@@ -54,7 +54,7 @@ def build_operators(folder: Path) -> bool:
 
 
 class WithOperators(Distribution):
-    """Of one platform once the operators have been built into it."""
+    """A distribution that is for one platform once the operators have been built into it."""
 
     has_operators = False
 

@@ -71,7 +71,7 @@ class _Maker:
         return {self._key(key, depth + 1): self.make(value, depth + 1) for key, value in pairs}
 
     def _key(self, described: Any, depth: int) -> Any:
-        """Of a dict or in a set: what can be hashed, and in no time."""
+        """Returns a key of a dict or an element of a set, which must be quick to hash."""
         if type(described) is tuple:
             return tuple(self._key(item, depth + 1) for item in self._within(described, depth))
         if type(described) in (bool, int, float, str, bytes, type(None), Name):

@@ -130,9 +130,10 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing_half_written(
 ) -> None:
     """As a full disk does, a limit on the size of files ends a write in its middle."""
     path, out = write(tmp_path / "a", lines(600)), tmp_path / "out"
+    raw = out / "work" / "raw-00000.parquet"
     done = in_child("limit", 4096, path, out)
     assert done.returncode == 2
-    assert done.stderr == f"fusedrec prepare: {out}/work/raw-00000.parquet: File too large\n"
+    assert done.stderr == f"fusedrec prepare: {raw}: File too large\n"
     assert not list(out.rglob("*.partial"))
     data = prepare([path], out, SMALL, progress=False)
     check_same(data, path, tmp_path / "straight", SMALL)
