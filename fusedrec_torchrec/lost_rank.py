@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.together import listed_ranks
 
-__all__ = ["LostRankError", "explained", "wait", "waiting"]
+__all__ = ["LostRankError", "explained", "first_line", "wait", "waiting"]
 
 MOST_GRACE_SECONDS = 10.0
 BROKEN_GRACE_SECONDS = 3.0  # all see at once that a connection is gone
@@ -91,7 +91,7 @@ def explained(
             f"stage {stage!r}: a rank did not answer, and who it is cannot be found out, for the "
             "store of the process group, which rank 0 or its launcher holds, does not answer "
             "either "
-            f"({_first_line(problem)}): {_first_line(error)}. {ADVICE}"
+            f"({first_line(problem)}): {first_line(error)}. {ADVICE}"
         )
 
 
@@ -198,10 +198,11 @@ class _Incident:
             )
         return (
             f"{where}: all ranks are there, but a connection between them broke: "
-            f"{_first_line(self._error)}. Look for errors of the network, then go on from the last "
+            f"{first_line(self._error)}. Look for errors of the network, then go on from the last "
             "checkpoint"
         )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Returns what an error says first; those of gloo and of the store go on for pages."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

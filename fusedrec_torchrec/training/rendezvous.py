@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from fusedrec_torchrec.lost_rank import first_line
 from fusedrec_torchrec.training.config import LaunchConfig
 from fusedrec_torchrec.training.network import (
     Interface,
@@ -122,7 +123,7 @@ class Rendezvous:
                 raise ValueError(
                     f"launch.is_host is true, but port {self._port} of launch.rendezvous "
                     f"{self._config.rendezvous} cannot be opened on this machine: "
-                    f"{_first_line(error)}"
+                    f"{first_line(error)}"
                 ) from None
             return None
 
@@ -149,7 +150,7 @@ class Rendezvous:
     def _unreachable(self, error: Exception) -> LostMachineError:
         return LostMachineError(
             f"cannot reach the rendezvous at {self._config.rendezvous} within "
-            f"{self._config.timeout_seconds} s (launch.timeout_seconds): {_first_line(error)}. The "
+            f"{self._config.timeout_seconds} s (launch.timeout_seconds): {first_line(error)}. The "
             "machine that has this address hosts it: start the same command there, and see that no "
             "firewall closes the port. If it runs there, but does not know the address as its own, "
             "give it launch.is_host=true"
@@ -215,10 +216,6 @@ class Rendezvous:
             )
         return (
             f"lost the connection to {where}: the machine that hosts it has ended or cannot be "
-            f"reached any more ({_first_line(error.__cause__ or error)}). See what it has written; "
+            f"reached any more ({first_line(error.__cause__ or error)}). See what it has written; "
             "then start the same command on all machines again, with --resume"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

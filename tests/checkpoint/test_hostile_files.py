@@ -29,7 +29,6 @@ from tests.hostile import (
     list_files,
     metadata_of,
     name,
-    small_checkpoint,
     text,
     unchanged,
     write_metadata,
@@ -37,16 +36,6 @@ from tests.hostile import (
 
 DATA = "__0_0.distcp"
 LR = "optimizer.param_groups.0.lr"
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_checkpoint(tmp_path_factory.mktemp("small") / "it")
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "checkpoint"))
 
 
 def test_the_checkpoint_itself_is_good(folder: Path, tmp_path: Path) -> None:
@@ -93,7 +82,7 @@ def archive(records: dict[str, bytes], compression: int = zipfile.ZIP_STORED) ->
 def tensor_pickle(
     elements: int, first: int, shape: tuple[int, ...], strides: tuple[int, ...], key: str = "0"
 ) -> bytes:
-    """As torch describes a tensor of fp32."""
+    """Describes a tensor of fp32 in the way torch does."""
     identity = [text("storage"), name("torch", "FloatStorage"), text(key), text("cpu")]
     numbers = [pickle.dumps(n, protocol=2)[2:-1] for n in (elements, first, shape, strides)]
     numbers = [n.replace(pickle.BINPUT + b"\0", b"") for n in numbers]

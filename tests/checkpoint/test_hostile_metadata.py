@@ -25,22 +25,11 @@ from tests.hostile import (
     metadata_of,
     name,
     set_attribute,
-    small_checkpoint,
     text,
     unchanged,
     with_prelude,
     write_metadata,
 )
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_checkpoint(tmp_path_factory.mktemp("small") / "it")
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "checkpoint"))
 
 
 def refused(folder: Path, problem: str) -> None:
@@ -71,7 +60,7 @@ def test_attributes_of_classes_and_functions_are_not_set(
 
 
 def test_no_file_outside_of_the_folder_is_read(folder: Path, tmp_path: Path) -> None:
-    """By replacing what compares its name."""
+    """Tries it by replacing the attribute that compares its name."""
     shutil.move(folder / "__0_0.distcp", tmp_path / "elsewhere")
     content = metadata_of(folder)
     for info in content.storage_data.values():

@@ -57,7 +57,7 @@ def test_two_machines_whose_names_resolve_to_loopback(
 @pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True])
 def test_an_interface_that_leads_nowhere(tmp_path: Path, two: list[Machine], both: bool) -> None:
-    """As Docker's bridge, which has the same address on every machine."""
+    """Adds an interface like Docker's bridge, which has the same address on every machine."""
     for machine in two:
         machine.run("ip", "link", "add", "docker0", "type", "bridge")
         machine.run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")

@@ -128,7 +128,7 @@ def test_one_that_was_killed_goes_on(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing_half_written(
     tmp_path: Path,
 ) -> None:
-    """As a full disk does, a limit on the size of files ends a write in its middle."""
+    """A limit on the size of files ends a write in its middle, as a full disk does."""
     path, out = write(tmp_path / "a", lines(600)), tmp_path / "out"
     raw = out / "work" / "raw-00000.parquet"
     done = in_child("limit", 4096, path, out)

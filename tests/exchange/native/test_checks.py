@@ -59,7 +59,7 @@ def test_spoiled_calls_are_refused_or_harmless(name: str) -> None:
 
 @pytest.mark.slow
 def test_no_call_has_undefined_behaviour(tmp_path: Path) -> None:
-    """As a copy of nothing from nowhere, which only a sanitizer sees."""
+    """Finds what only a sanitizer sees, such as a copy of nothing from nowhere."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
     sanitized = {
         "CXX": f"{compiler} -fsanitize=undefined -fno-sanitize=vptr -fno-sanitize-recover=all",
