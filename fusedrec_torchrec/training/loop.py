@@ -25,6 +25,7 @@ from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
 from fusedrec_torchrec.lost_rank import explained, waiting
 from fusedrec_torchrec.modules.fused_part import fused_parts
 from fusedrec_torchrec.planner.plan_file import write_plan
+from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import (
     Checkpointer,
@@ -74,6 +75,7 @@ class Training:
         resume: Path | None,
         quiet: bool = False,
     ) -> None:
+        check_same_configuration(config, source)
         self._config = config
         self._source = source
         self._device = device

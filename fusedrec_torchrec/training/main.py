@@ -22,7 +22,6 @@ from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.hot.options import HotOptions
-from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.loop import Training
@@ -149,7 +148,6 @@ def run_rank(
             def locked_folder() -> None:
                 stack.enter_context(locked(config.logging.directory))
 
-            check_same_configuration(config, source)
             _on_first_rank(locked_folder)
             checkpoint = _claimed(config, source, resume, overwrite, job)
             result = Training(config, source, device, checkpoint, quiet).run()

@@ -7,11 +7,11 @@ import pytest
 import torch.distributed as dist
 
 from fusedrec_torchrec.config import from_mapping, with_overrides
-from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
-from tests.training.runs import small
+from tests.training.runs import CPU, small
 
 
 def error_with(data: dict[str, Any], override: str) -> str:
@@ -19,7 +19,7 @@ def error_with(data: dict[str, Any], override: str) -> str:
     overrides = [override] if dist.get_rank() == 1 else []
     config = from_mapping(TrainConfig, with_overrides(data, overrides))
     try:
-        check_same_configuration(config, open_source(config))
+        Training(config, open_source(config), CPU, None)
     except ValueError as error:
         return str(error)
     return "no error"
