@@ -35,6 +35,7 @@ from fusedrec_torchrec.hot.choose import Chosen, choose
 from fusedrec_torchrec.hot.index import HotIndex
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.hot.rows import HotRows
+from fusedrec_torchrec.id_group import id_group
 
 __all__ = ["FusedEmbeddingSharding"]
 
@@ -71,6 +72,9 @@ class FusedEmbeddingSharding(
         for info in sharding_infos:
             check_row_ranges(info, ranks)
         super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
+        self._id_group = id_group(self._group(), self._device)
+        if self._everyone is not None:
+            self._everyone = id_group(self._everyone, self._device)
         self.options = ExchangeOptions()
         self.hot: HotRows | None = None
         self._pooled = pooled
@@ -96,7 +100,7 @@ class FusedEmbeddingSharding(
     def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
         mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
         return FusedInputDist(
-            self._group(),
+            self._id_group,
             self.layout,
             self.options,
             mean_S if self._pooled else None,

@@ -4,7 +4,6 @@ It hangs on TorchRec's module context, never on a module: the training pipelines
 batches in flight.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,10 +14,6 @@ from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.hot.batch import HotBatch
 
 __all__ = ["FusedShardingContext", "ReceivedRows"]
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass
@@ -33,7 +28,6 @@ class FusedShardingContext(SequenceShardingContext):
             hot rows.
         counts_in: [requester][bucket] rows this rank was asked for.
         hot: what becomes of the batch's hot rows; None if no rows are.
-        after_rows: called when the rows have arrived.
     """
 
     bags: list[Bags] = field(default_factory=list)
@@ -42,7 +36,6 @@ class FusedShardingContext(SequenceShardingContext):
     counts_out: list[list[int]] = field(default_factory=list)
     counts_in: list[list[int]] = field(default_factory=list)
     hot: HotBatch | None = None
-    after_rows: Callable[[], None] = _nothing
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)

@@ -133,6 +133,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             for b in layout.buckets
         ]
         self._reports: list[Report] = []
+        self._ends = False
         self.counts = False
         """Whether the next batch is one of training, whose rows count for the hot set."""
 
@@ -145,16 +146,16 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         """
         self._reports.append((bad, describe))
 
-    def forward(  # type: ignore[override]
-        self, features: KeyedJaggedTensor, end_of_data: bool = False
-    ) -> "InputAwaitable":
-        """Sends the ids of a batch.
+    def report_end_of_data(self) -> None:
+        """The next batch only stands in for one that this rank does not have."""
+        self._ends = True
 
-        Args:
-            features: the batch in canonical form.
-            end_of_data: whether it only stands in for a batch that this rank does not have.
-        """
+    def forward(  # type: ignore[override]
+        self, features: KeyedJaggedTensor
+    ) -> "InputAwaitable":
+        """Sends the ids of a batch in canonical form."""
         reports, self._reports = self._reports, []
+        end_of_data, self._ends = self._ends, False
         ids_per_slot = features.length_per_key()
         with stage("keys"):
             keys_N, bad = self.keys.keys(features.values(), ids_per_slot)

@@ -243,7 +243,6 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
     def _receive_and_pool(self) -> torch.Tensor:
         context = self._context
         flat = _Wait.apply(self._launched, self._exchange)
-        context.after_rows()
         weights = (
             [None] * len(self._dims)
             if context.weights_N is None

@@ -1,51 +1,51 @@
 """Ranks of a training pipeline that have different numbers of batches.
 
 A pipeline sends the ids of the next batch before it looks up the current one.  A rank that has no
-next batch sends nothing, and what it sends after that would meet the ids of the others.  So the
-modules of a model count how many batches are ahead of the one that is looked up.  When there are
-fewer than before, this rank's data has come to an end, and in place of the ids that the others may
-be sending it sends messages that say so.  If all ranks say so, the epoch is over.  If not, all
-raise the same error: those that have a batch when they read its headers, the others when the rows
-of their last batch have arrived.  Up to there all ranks have called the same collectives.
+next batch sends nothing, and others would wait for its ids.  So the modules of a model count how
+many batches are ahead of the one that is looked up.  When there are fewer than before, or none in
+the first step of a pipeline, this rank's data has come to an end, and in place of ids it sends
+messages that say so.  If all ranks say so, the epoch is over.  If not, all raise the same error:
+those that have a batch when they read its headers, the others when the rows of their last batch
+have arrived.  Up to there all ranks have called the same collectives.
 
-A plain loop has no batches ahead, and sends no such messages.  Neither do models with stock tables
-that exchange ids: TorchRec has no message to say it with.  Some ends are not noticed, and end in
-the timeout of the process group or in an error of gloo: that of a rank with a single batch, which
-never was ahead; one in the step in which DistributedDataParallel rebuilds its buckets (the third
-of a training), since its broadcast comes before the first lookup; and those of pipelines that look
-up no batch after the last one was read (``TrainPipelineSparseDistLite``, and others with
-``execute_all_batches=False``).
+A plain loop has no batches ahead, and sends no such messages: a rank that has fewer batches than
+others is one that does not answer.  So it is in pipelines that look up no batch after the last one
+was read (``execute_all_batches=False``) or never have a batch ahead
+(``TrainPipelineSparseDistLite``), for modules that other sharders have sharded, and for a single
+batch where it does not look like one: ``EvalPipelineSparseDist`` sends the first one twice, and
+with hot batches ids of the first step are sent after those of the second.
 """
 
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from torchrec.distributed.types import Awaitable
 
-__all__ = ["BatchesAhead", "Member"]
+__all__ = ["BatchesAhead"]
+
+Module = TypeVar("Module")
+W = TypeVar("W")
 
 
-class Member(Protocol):
-    """The fused tables of one module."""
-
-    def send_end_of_data(self) -> Awaitable[object]:
-        """Sends messages without ids; whoever waits for them hears of ranks that have some."""
-        ...
-
-
-class _Counts:
+class _Counts(Generic[Module]):
     """Batches of one module.
 
     Attributes:
         sent: batches whose ids were sent.
         used: batches that were looked up.
-        level: batches that were ahead when the last step began; None before the first one.
+        level: batches that were ahead when the last step of the epoch began; None before the
+            first one.
+        pipelined: whether the last batch came from a pipeline.
+        was_single: whether the last epoch of a pipeline never had a batch ahead.
     """
 
-    def __init__(self, member: Member) -> None:
-        self.member = weakref.ref(member)
+    def __init__(self, module: Module) -> None:
+        self.module = weakref.ref(module)
         self.sent = self.used = 0
         self.level: int | None = None
+        self.pipelined = True
+        self.was_single = False
 
     @property
     def ahead(self) -> int:
@@ -56,48 +56,80 @@ class _Counts:
         """
         return self.sent - self.used - 1
 
+    def has_ended(self) -> bool:
+        """Whether fewer batches are ahead than there should be; once a step."""
+        if self.sent == self.used:  # called later in the step, in the plain way, or not at all
+            return False
+        expected = self.level
+        if expected is None:  # the first step of an epoch
+            single = self.pipelined and self.ahead == 0
+            expected = int(single and not self.was_single)
+            self.was_single = single
+        self.level = self.ahead
+        return self.ahead < expected
 
-class BatchesAhead:
-    """Counts batches of all modules that one set of sharders has sharded.
+
+class BatchesAhead(Generic[Module]):
+    """Counts batches of the modules of a model.
 
     Modules are known by numbers, which all ranks give them in the same order.  What this object
     decides must not depend on when a rank collects the garbage of an earlier model.
+
+    Args:
+        send_end_of_data: sends messages without ids for modules; whoever waits for them hears of
+            ranks that have some.
     """
 
-    def __init__(self) -> None:
-        self._numbers: weakref.WeakKeyDictionary[Member, int] = weakref.WeakKeyDictionary()
-        self._counts: dict[int, _Counts] = {}
+    def __init__(self, send_end_of_data: Callable[[Sequence[Module]], Awaitable[None]]) -> None:
+        self._send_end_of_data = send_end_of_data
+        self._numbers: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._counts: dict[int, _Counts[Module]] = {}
         # Modules in the order in which the last batch was sent: the order that all ranks keep.
         self._sent_order: list[int] = []
         self._used_in_step: set[int] = set()
         self._still_to_use: set[int] = set()
-        self._pending: list[Awaitable[object]] = []
-        self._is_active = True
+        self._pending: list[Awaitable[None]] = []
 
-    def deactivate(self) -> None:
-        """There are tables whose ids travel in TorchRec's own messages."""
-        self._is_active = False
+    @property
+    def has_begun(self) -> bool:
+        """Whether any batch was sent."""
+        return bool(self._counts)
 
-    def sent(self, member: Member) -> None:
+    def sent(self, module: Module) -> None:
         """A module is about to send the ids of a batch.
 
         Raises:
             ValueError: as ``_settle``.
         """
-        if member not in self._numbers:
-            self._numbers[member] = len(self._counts)
-            self._counts[self._numbers[member]] = _Counts(member)
-        number = self._numbers[member]
+        if module not in self._numbers:
+            self._numbers[module] = len(self._counts)
+            self._counts[self._numbers[module]] = _Counts(module)
+        number = self._numbers[module]
         if number not in self._still_to_use:  # else it is of the step that is under way
             self._settle()
-        self._counts[number].sent += 1
+        counts = self._counts[number]
+        if counts.sent == counts.used:
+            counts.level = None
+        counts.sent += 1
+        counts.pipelined = True
         if number in self._sent_order:
             self._sent_order = []
         self._sent_order.append(number)
 
-    def used(self, member: Member) -> None:
+    def watch_request(self, module: Module, request: Awaitable[W]) -> Awaitable[W]:
+        """Notes whether a request of ids is waited for as a whole, as no pipeline does."""
+        counts = self._counts[self._numbers[module]]
+
+        def waited_for(result: W) -> W:
+            counts.pipelined = False
+            return result
+
+        request.callbacks.append(waited_for)
+        return request
+
+    def used(self, module: Module) -> None:
         """A module is about to look up the oldest batch that it has sent the ids of."""
-        number = self._numbers[member]
+        number = self._numbers[module]
         begins = number in self._used_in_step or self._used_in_step.isdisjoint(self._sent_order)
         if begins:
             before, self._used_in_step = self._used_in_step, set()
@@ -107,27 +139,32 @@ class BatchesAhead:
         self._counts[number].used += 1
 
     def _begin_step(self, used_before: set[int]) -> None:
-        """Before the first lookup of a step: have all modules as many batches ahead as before?
+        """Before the first lookup of a step: has the data of any module come to an end?
 
         Args:
             used_before: modules that the last step looked up; this one will, too.
         """
-        self._still_to_use = used_before.intersection(self._sent_order)
-        for number in self._sent_order:
-            counts = self._counts[number]
-            before, counts.level = counts.level, counts.ahead
-            member = counts.member()
-            if self._is_active and before is not None and counts.ahead < before and member:
-                self._pending.append(member.send_end_of_data())
+        sent = set(self._sent_order)
+        self._still_to_use = used_before & sent if used_before else sent
+        ended = [n for n in self._sent_order if self._counts[n].has_ended()]
+        modules = [self._counts[number].module() for number in ended]
+        alive = [module for module in modules if module is not None]
+        if alive:
+            self._pending.append(self._send_end_of_data(alive))
 
-    def rows_arrived(self) -> None:
-        """The rows of a batch are there; other ranks may still wait for those of other modules.
+    def watch_output(self, output: Awaitable[W]) -> Awaitable[W]:
+        """Hears what other ranks say when the output is there, if they have something to say.
 
-        Raises:
-            ValueError: as ``_settle``.
+        Waiting for the output then raises as ``_settle`` does.
         """
-        if self._pending and not self._still_to_use:
+        if self._pending:
+            output.callbacks.append(self._arrived)
+        return output
+
+    def _arrived(self, result: W) -> W:
+        if not self._still_to_use:  # else other ranks still wait for rows of other modules
             self._settle()
+        return result
 
     def _settle(self) -> None:
         """Waits for what other ranks say.
@@ -136,5 +173,5 @@ class BatchesAhead:
             ValueError: on all ranks: some of them still have batches.
         """
         pending, self._pending = self._pending, []
-        for each in pending:
-            each.wait()
+        for message in pending:
+            message.wait()

@@ -23,7 +23,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.id_group import ids_apart
 from fusedrec_torchrec.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
+from fusedrec_torchrec.modules.end_of_data import StockStandIn
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
@@ -52,9 +54,15 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> None:
         super().__init__(*args, **kwargs)
         known.features.update(f for c in self._embedding_configs for f in c.feature_names)
+        self._ahead = known.ahead()
         self.fused: FusedPart | None = None
+        self._stock_stand_in: StockStandIn | None = None
+        self._slot_names = [
+            name
+            for each in self._sharding_type_to_sharding.values()
+            for name in each.feature_names()
+        ]
         if FUSED not in self._sharding_types:
-            known.ahead.deactivate()
             return
         self.fused = FusedPart(
             self._embedding_configs,
@@ -95,13 +103,35 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )
 
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        shardings = self._sharding_type_to_sharding.values()
+        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        with ids_apart(stock, self._device or torch.device("cpu")):
+            super()._create_input_dist(*args, **kwargs)
+
     @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
+        self._ahead.sent(self)
         if self.fused is None:
-            return super().input_dist(ctx, features)
-        batch = self.fused.canonical(features, self._input_dists, self.training)
+            self._stock_stand_in = StockStandIn(features, self._slot_names)
+            request = super().input_dist(ctx, features)
+        else:
+            batch = self.fused.canonical(features, self._input_dists, self.training)
+            request = self._fused_input_dist(ctx, batch)
+        return self._ahead.watch_request(self, request)
+
+    def end_of_data_dist(self, ctx: EmbeddingCollectionContext) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is not None:
+            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+        assert self._stock_stand_in is not None, "nothing was sent before"
+        return super().input_dist(ctx, self._stock_stand_in.batch())
+
+    def _fused_input_dist(
+        self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        assert self.fused is not None
         awaitable = super().input_dist(ctx, batch)
         context = self.fused.context_of(awaitable)
         ctx.sharding_contexts[self.fused.index] = context
@@ -113,19 +143,17 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        self._before_lookup()
-        return self._finished(ctx, super().output_dist(ctx, output))
+        self._ahead.used(self)
+        sequences = self._finished(ctx, super().output_dist(ctx, output))
+        return self._ahead.watch_output(sequences)
 
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        self._before_lookup()
-        return self._finished(ctx, super().compute_and_output_dist(ctx, input))
-
-    def _before_lookup(self) -> None:
-        if self.fused is not None:
-            self.fused.before_lookup()
+        self._ahead.used(self)
+        sequences = self._finished(ctx, super().compute_and_output_dist(ctx, input))
+        return self._ahead.watch_output(sequences)
 
     def _finished(
         self, ctx: EmbeddingCollectionContext, sequences: LazyAwaitable[dict[str, JaggedTensor]]

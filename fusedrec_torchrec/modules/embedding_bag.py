@@ -23,6 +23,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.id_group import ids_apart
+from fusedrec_torchrec.modules.end_of_data import StockStandIn
 from fusedrec_torchrec.modules.fused_part import FusedPart, KnownNames
 from fusedrec_torchrec.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
@@ -54,9 +56,13 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> None:
         super().__init__(*args, **kwargs)
         known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
+        self._ahead = known.ahead()
         self.fused: FusedPart | None = None
+        self._stock_stand_in: StockStandIn | None = None
+        self._slot_names = [
+            name for each in self._embedding_shardings for name in each.feature_names()
+        ]
         if FUSED not in self._sharding_types:
-            known.ahead.deactivate()
             return
         self.fused = FusedPart(
             self._embedding_bag_configs,
@@ -93,13 +99,35 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
 
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        shardings = self._embedding_shardings
+        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        with ids_apart(stock, self._device or torch.device("cpu")):
+            super()._create_input_dist(*args, **kwargs)
+
     @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
+        self._ahead.sent(self)
         if self.fused is None:
-            return super().input_dist(ctx, features)
-        batch = self.fused.canonical(features, self._input_dists, self.training)
+            self._stock_stand_in = StockStandIn(features, self._slot_names)
+            request = super().input_dist(ctx, features)
+        else:
+            batch = self.fused.canonical(features, self._input_dists, self.training)
+            request = self._fused_input_dist(ctx, batch)
+        return self._ahead.watch_request(self, request)
+
+    def end_of_data_dist(self, ctx: EmbeddingBagCollectionContext) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is not None:
+            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+        assert self._stock_stand_in is not None, "nothing was sent before"
+        return super().input_dist(ctx, self._stock_stand_in.batch())
+
+    def _fused_input_dist(
+        self, ctx: EmbeddingBagCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        assert self.fused is not None
         inverse_indices = batch.inverse_indices_or_none()
         if inverse_indices is not None and self._inverse_indices_permute_indices is None:
             self._create_inverse_indices_permute_indices(inverse_indices)
@@ -115,19 +143,17 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        self._before_lookup()
-        return self._unless_empty(ctx, super().output_dist(ctx, output))
+        self._ahead.used(self)
+        pooled = self._unless_empty(ctx, super().output_dist(ctx, output))
+        return self._ahead.watch_output(pooled)
 
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        self._before_lookup()
-        return self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
-
-    def _before_lookup(self) -> None:
-        if self.fused is not None:
-            self.fused.before_lookup()
+        self._ahead.used(self)
+        pooled = self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
+        return self._ahead.watch_output(pooled)
 
     def _unless_empty(
         self, ctx: EmbeddingBagCollectionContext, pooled: LazyAwaitable[KeyedTensor]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, KJTListSplitsAwaitable
-from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingType
+from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -24,6 +24,7 @@ from fusedrec_torchrec.exchange.transfer import to_device
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.modules.batches_ahead import BatchesAhead
+from fusedrec_torchrec.modules.end_of_data import EndOfData, PipelinedModule
 from fusedrec_torchrec.sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding_plan import FusedParameterSharding
 from fusedrec_torchrec.sharding_type import FUSED
@@ -45,7 +46,16 @@ class KnownNames:
 
     features: set[str] = field(default_factory=set)
     tables: set[str] = field(default_factory=set)
-    ahead: BatchesAhead = field(default_factory=BatchesAhead)
+    _ahead: BatchesAhead[PipelinedModule] = field(default_factory=lambda: BatchesAhead(EndOfData))
+
+    def ahead(self) -> BatchesAhead[PipelinedModule]:
+        """For a module that is sharded now; modules of a model share what this returns.
+
+        All of them are sharded before the first batch, so one that comes later is of another model.
+        """
+        if self._ahead.has_begun:
+            self._ahead = BatchesAhead(EndOfData)
+        return self._ahead
 
     def check(self, options: ExchangeOptions, hot: HotOptions) -> None:
         """Refuses options that name tables which no module has; when all modules are sharded."""
@@ -112,10 +122,6 @@ class FusedPart:
         known.tables.update(table.name for table in self.layout.tables)
         self.options, self._hot_options = options, hot
         self._known: KnownNames | None = known
-        self._ahead = known.ahead
-        if any(kind not in (FUSED, ShardingType.DATA_PARALLEL.value) for kind in shardings):
-            self._ahead.deactivate()
-        self._input_dist: FusedInputDist | None = None
         self._stock_ids = StockIds(configs, plan, shardings, device)
         self._max_lengths: dict[str, int] = {}
 
@@ -148,9 +154,7 @@ class FusedPart:
         """The batch in canonical order; a bad one is replaced, and reported to all ranks."""
         input_dist = input_dists[self.index]
         assert isinstance(input_dist, FusedInputDist)
-        self._ahead.sent(self)
         input_dist.counts = training
-        self._input_dist = input_dist
         with stage("check"):
             return self._canonical(features, input_dists)
 
@@ -197,16 +201,14 @@ class FusedPart:
         assert isinstance(awaitable, KJTListSplitsAwaitable)
         header = awaitable.awaitables[self.index]
         assert isinstance(header, InputAwaitable)
-        header.context.after_rows = self._ahead.rows_arrived
         return header.context
 
-    def before_lookup(self) -> None:
-        """Tells other ranks if this one has no batch after the one that is looked up now."""
-        self._ahead.used(self)
-
-    def send_end_of_data(self) -> Awaitable[Any]:
-        assert self._input_dist is not None, "nothing was sent before"
-        return self._input_dist(self.features.stand_in(None), end_of_data=True)
+    def end_of_data(self, input_dists: Sequence[nn.Module]) -> KeyedJaggedTensor:
+        """A batch of no ids, which tells other ranks that this one's data has ended."""
+        input_dist = input_dists[self.index]
+        assert isinstance(input_dist, FusedInputDist)
+        input_dist.report_end_of_data()
+        return self.features.stand_in(None)
 
 
 def fused_parts(model: nn.Module) -> list[tuple[str, FusedPart]]:

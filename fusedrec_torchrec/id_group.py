@@ -1,0 +1,59 @@
+"""The process group in which ids travel on CPU, apart from everything else.
+
+gloo matches collectives of a group by their order alone.  A training pipeline sends the ids of the
+next batch in the midst of the current one, and a rank that has no next batch does not.  In one
+group for all, the rows or the gradients of that rank would meet the ids of others, and gloo aborts
+the process.  In a group of their own, ids are answered by ids or not at all.
+
+On CUDA ids stay in the group that TorchRec was given: another NCCL communicator takes memory of
+the GPU, and kernels of two communicators may wait for each other.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["id_group", "ids_apart"]
+
+_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """The group for ids of the ranks of a process group; a collective when it is first asked for.
+
+    Args:
+        pg: the group of rows and gradients.
+        device: where ids are.
+    """
+    if device.type != "cpu" or pg.size() == 1:
+        return pg
+    if pg not in _GROUPS:
+        backend: Any = pg._get_backend(device)  # the only way to learn of a group's timeout
+        _GROUPS[pg] = dist.new_group(
+            dist.get_process_group_ranks(pg),
+            timeout=backend.options._timeout,
+            backend=backend.name(),
+            use_local_synchronization=True,
+            group_desc="fused ids",
+        )
+    return _GROUPS[pg]
+
+
+@contextmanager
+def ids_apart(shardings: Iterable[Any], device: torch.device) -> Iterator[None]:
+    """Stock shardings that make their input dists in here send ids in the group for ids."""
+    # HACK: TorchRec gives input and output dists the same group.
+    groups = [(each, each._pg) for each in shardings if getattr(each, "_pg", None) is not None]
+    try:
+        for sharding, pg in groups:
+            sharding._pg = id_group(pg, device)
+        yield
+    finally:
+        for sharding, pg in groups:
+            sharding._pg = pg
