@@ -16,7 +16,7 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-NATIVE = Path("fusedrec_torchrec/exchange/native")
+NATIVE = Path("fusedrec_torchrec/core/native")
 SETTING = "FUSEDREC_BUILD_NATIVE"
 
 

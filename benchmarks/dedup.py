@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.exchange.dedup import Dedup
-from fusedrec_torchrec.terminal import print_table
 
 KEY_SPACES = [1 << 16, 1 << 20, 1 << 24, 1 << 28]
 BATCHES = [1 << 12, 1 << 15, 1 << 18, 1 << 20]

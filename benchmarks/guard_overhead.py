@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from ranks import on_ranks, write_into
 
-from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.training.bad_batches import BadBatches
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training

@@ -23,8 +23,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.profile import sample_profile
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 
 RANKS, BATCH, STEPS = 2, 1024, 600

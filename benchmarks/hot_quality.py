@@ -17,9 +17,9 @@ from statistics import mean, stdev
 import torch
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.profile import sample_profile
 from fusedrec_torchrec.data.separate import separate
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.main import load_config

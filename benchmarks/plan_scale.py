@@ -12,8 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.bench.report import Table
-from fusedrec_torchrec.planner.cluster import ClusterConfig
-from fusedrec_torchrec.planner.search_config import GroupsConfig, SearchConfig
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchConfig
 
 
 def table(tables: int, ranks: int) -> Table:

@@ -15,9 +15,9 @@ from ranks import write_into
 
 from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, behind, verdict
-from fusedrec_torchrec.planner.config import load_planning
-from fusedrec_torchrec.planner.scaling_plot import draw_scaling
+from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import Point, simulate
+from fusedrec_torchrec.training.planning import load_planning
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "results" / "planner"

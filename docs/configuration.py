@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.bench.suite import SuiteConfig
-from fusedrec_torchrec.config import options
-from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.core.config import options
 from fusedrec_torchrec.planner.config import PlannerConfig
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import TrainConfig
 
 HEAD = """# Configuration

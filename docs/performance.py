@@ -16,7 +16,7 @@ from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.run import RESULTS, load_results
 from fusedrec_torchrec.bench.statistics import Ratio
-from fusedrec_torchrec.terminal import human_bytes
+from fusedrec_torchrec.core.terminal import human_bytes
 
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.verify import verify
-from fusedrec_torchrec.config import from_mapping, load_yaml
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.data.vocabulary import read_vocabulary
-from fusedrec_torchrec.planner.cluster import ClusterConfig
-from fusedrec_torchrec.planner.plan_file import read_plan, shards_of
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.sharding.plan_file import read_plan, shards_of
 from fusedrec_torchrec.training.checkpoint import read_run_state
 from tests.hostile import small_checkpoint, unchanged
 

@@ -20,12 +20,12 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint import inert_pickle, manifest, reader, safe_metadata
 from fusedrec_torchrec.checkpoint.manifest import Manifest, TableEntry
 from fusedrec_torchrec.checkpoint.verify import checksum
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.files import write_json
-from fusedrec_torchrec.planner.plan_file import PlanFile, TablePlan, write_plan
+from fusedrec_torchrec.core.files import write_json
+from fusedrec_torchrec.sharding.plan_file import PlanFile, TablePlan, write_plan
 from fusedrec_torchrec.training.checkpoint import RunState
 
 WEIGHT = "model.sparse.embedding_bags.a.weight"

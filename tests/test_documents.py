@@ -21,7 +21,7 @@ import yaml
 
 from fusedrec_torchrec.bench.suite import SuiteConfig
 from fusedrec_torchrec.cli.main import _parser, main
-from fusedrec_torchrec.config import from_mapping, load_yaml
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from tests.cli.command import ROOT, python
 from tests.data.criteo_text import lines, write

@@ -11,8 +11,8 @@ from fusedrec_torchrec.bench.suite import (
     WorkloadConfig,
     steps_alike,
 )
-from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["SystemFigures", "WorkloadFigures"]
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import sample_profile
+from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.bench.suite import WorkloadConfig, steps_alike
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.profile import sample_profile
-from fusedrec_torchrec.data.samples import Samples, Source
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 
 __all__ = ["HotWorkload"]

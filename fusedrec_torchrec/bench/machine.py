@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 
 __all__ = ["describe_machine"]
 

@@ -13,7 +13,7 @@ from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["measure"]
 

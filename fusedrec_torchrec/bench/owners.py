@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.bench.workload import Workload
-from fusedrec_torchrec.data.hot_set import HotSet
 
 __all__ = ["HIT_SIZES", "owner_requests"]
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
-from fusedrec_torchrec.exchange.stages import STAGES, StageTimer
+from fusedrec_torchrec.core.stages import STAGES, StageTimer
 
 __all__ = ["phases_of"]
 

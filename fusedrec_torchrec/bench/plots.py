@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["draw"]
 

@@ -25,8 +25,8 @@ from fusedrec_torchrec.bench.phases import phases_of
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
 from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
-from fusedrec_torchrec.collectives import CollectiveCounter
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
+from fusedrec_torchrec.core.config import from_mapping
 
 __all__ = ["Rank", "main"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fusedrec_torchrec.bench.links import Host
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
-from fusedrec_torchrec.config import to_mapping
+from fusedrec_torchrec.core.config import to_mapping
 
 __all__ = ["RankError", "Ranks", "environment"]
 

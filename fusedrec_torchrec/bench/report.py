@@ -6,7 +6,7 @@ from typing import Any
 
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
-from fusedrec_torchrec.terminal import human_bytes, print_table
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
 
 __all__ = ["Table", "print_report", "tables"]
 

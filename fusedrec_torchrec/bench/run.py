@@ -11,9 +11,9 @@ from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.measure import measure
 from fusedrec_torchrec.bench.ranks import RankError
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
-from fusedrec_torchrec.config import to_mapping
-from fusedrec_torchrec.files import write_json
-from fusedrec_torchrec.json_file import parse_json
+from fusedrec_torchrec.core.config import to_mapping
+from fusedrec_torchrec.core.files import write_json
+from fusedrec_torchrec.core.json_file import parse_json
 
 __all__ = ["RESULTS", "load_results", "run_suite"]
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from fusedrec_torchrec.config import from_mapping, section, to_mapping
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
+from fusedrec_torchrec.codecs.options import CodecOptions, Codecs
+from fusedrec_torchrec.core.config import from_mapping, section, to_mapping
 
 __all__ = [
     "CODEC_SYSTEMS",

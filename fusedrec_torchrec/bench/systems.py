@@ -35,12 +35,12 @@ from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
-from fusedrec_torchrec.sharders import (
+from fusedrec_torchrec.sharding.plan_entries import fused_row_wise
+from fusedrec_torchrec.sharding.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
-from fusedrec_torchrec.sharding_plan import fused_row_wise
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["System", "build", "planner_picks"]
 

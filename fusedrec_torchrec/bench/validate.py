@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.hot import HotWorkload
 from fusedrec_torchrec.bench.links import hosts, unavailable
@@ -22,14 +23,13 @@ from fusedrec_torchrec.bench.ranks import environment
 from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
 from fusedrec_torchrec.bench.workload import dims_of, open_source
-from fusedrec_torchrec.config import from_mapping, load_yaml
-from fusedrec_torchrec.files import write_json
-from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
-from fusedrec_torchrec.planner.cluster import ClusterConfig
-from fusedrec_torchrec.planner.cost import STOCK, HotUse, Step, fused_step, stock_step
-from fusedrec_torchrec.planner.table_load import TableLoad
-from fusedrec_torchrec.sharding_type import FUSED
-from fusedrec_torchrec.terminal import print_table
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
+from fusedrec_torchrec.core.files import write_json
+from fusedrec_torchrec.core.terminal import print_table
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.planner.cost.step import STOCK, HotUse, Step, fused_step, stock_step
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["Comparison", "Predictor", "calibrated", "compare", "print_validation", "validate"]
 
@@ -86,7 +86,7 @@ def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> Clust
     if path.is_file():  # of an earlier run, or edited by hand
         return from_mapping(ClusterConfig, load_yaml(path), str(path))
     name = f"{ranks} ranks, {link or 'loopback'}"
-    command = [sys.executable, "-m", "fusedrec_torchrec.planner.calibrate", "--quiet"]
+    command = [sys.executable, "-m", "fusedrec_torchrec.planner.calibrate.measure", "--quiet"]
     if link:
         calibrated(folder, ranks, "", suite)
         command += ["--rates-of", str(cluster_file(folder, ranks, ""))]

@@ -36,18 +36,18 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint.contents import Contents, StoredTable
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, TableEntry
 from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
 from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.folder_files import open_in_folder
-from fusedrec_torchrec.json_file import read_json
-from fusedrec_torchrec.planner.plan_file import PlanFile, shards_of, table_plan_of, write_plan
-from fusedrec_torchrec.planner.table_load import even_ranges
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.core.folder_files import open_in_folder
+from fusedrec_torchrec.core.json_file import read_json
+from fusedrec_torchrec.planner.cost.table_load import even_ranges
+from fusedrec_torchrec.sharding.plan_file import PlanFile, shards_of, table_plan_of, write_plan
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["SHARDINGS", "convert", "plan_for"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from struct import unpack_from
 from typing import Any
 
-from fusedrec_torchrec.folder_files import shown
+from fusedrec_torchrec.core.folder_files import shown
 
 __all__ = ["Made", "Name", "Pairs", "Persistent", "read_pickle"]
 

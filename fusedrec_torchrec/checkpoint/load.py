@@ -19,6 +19,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import OBJ_PATH, set_element
 from torchrec.optim.keyed import KeyedOptimizer
 
+from fusedrec_torchrec.checkpoint.codec_state import is_compressed, load_compression_state
 from fusedrec_torchrec.checkpoint.manifest import check_hashing, read_manifest
 from fusedrec_torchrec.checkpoint.parts import local_parts
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
@@ -31,8 +32,7 @@ from fusedrec_torchrec.checkpoint.table_state import (
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.verify import verify_together
-from fusedrec_torchrec.compression.state import is_compressed, load_compression_state
-from fusedrec_torchrec.together import raise_together
+from fusedrec_torchrec.core.all_ranks import raise_together
 
 __all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
 

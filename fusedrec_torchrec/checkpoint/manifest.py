@@ -15,13 +15,13 @@ import torch.distributed as dist
 from pydantic import AfterValidator, ConfigDict, Field
 from torch import nn
 
-from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.core.files import write_json
+from fusedrec_torchrec.core.folder_files import check_file_name, shown
+from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.exchange.hashing import table_salt
-from fusedrec_torchrec.files import write_json
-from fusedrec_torchrec.folder_files import check_file_name, shown
-from fusedrec_torchrec.json_file import read_json
-from fusedrec_torchrec.modules.fused_part import fused_parts
+from fusedrec_torchrec.sharding.modules.fused_part import fused_parts
 
 __all__ = [
     "MANIFEST",

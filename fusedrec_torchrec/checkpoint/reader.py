@@ -28,7 +28,7 @@ from fusedrec_torchrec.checkpoint.inert_pickle import read_pickle
 from fusedrec_torchrec.checkpoint.plain_objects import read_object
 from fusedrec_torchrec.checkpoint.safe_metadata import read_metadata
 from fusedrec_torchrec.checkpoint.torch_file import TENSOR_NAMES, TorchFile, tensor_in_file
-from fusedrec_torchrec.folder_files import open_in_folder, shown
+from fusedrec_torchrec.core.folder_files import open_in_folder, shown
 
 __all__ = ["CheckpointReader"]
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from fusedrec_torchrec.checkpoint.boxes import overlapping
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES
 from fusedrec_torchrec.checkpoint.inert_pickle import Made, Name, Pairs, read_pickle
-from fusedrec_torchrec.folder_files import check_file_name, read_in_folder, shown
+from fusedrec_torchrec.core.folder_files import check_file_name, read_in_folder, shown
 
 __all__ = ["METADATA_FILE", "read_metadata"]
 

@@ -13,13 +13,13 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.optim.keyed import KeyedOptimizer
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.checkpoint.codec_state import compression_state
 from fusedrec_torchrec.checkpoint.load import COMPRESSION, OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
-from fusedrec_torchrec.compression.state import compression_state
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, write_plan
-from fusedrec_torchrec.together import of_all_ranks, raise_together
+from fusedrec_torchrec.core.all_ranks import of_all_ranks, raise_together
+from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, write_plan
 
 __all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
 

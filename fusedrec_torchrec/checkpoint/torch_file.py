@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES, STORAGES, UNTYPED
 from fusedrec_torchrec.checkpoint.inert_pickle import Made, Name, Pairs, Persistent
-from fusedrec_torchrec.folder_files import shown
+from fusedrec_torchrec.core.folder_files import shown
 
 __all__ = ["TENSOR_NAMES", "TensorInFile", "TorchFile", "tensor_in_file"]
 

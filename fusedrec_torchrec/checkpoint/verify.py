@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
-from fusedrec_torchrec.folder_files import open_in_folder
-from fusedrec_torchrec.together import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.folder_files import open_in_folder
 
 __all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_together"]
 

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
 from fusedrec_torchrec.checkpoint.verify import checksum
-from fusedrec_torchrec.files import sync_file
+from fusedrec_torchrec.core.files import sync_file
 
 __all__ = ["CheckedWriter", "sync_folder"]
 

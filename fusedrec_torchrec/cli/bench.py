@@ -15,10 +15,10 @@ from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
 from fusedrec_torchrec.bench.suite import SuiteConfig
 from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
 from fusedrec_torchrec.cli.settings import settings_help
-from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import MANIFEST
-from fusedrec_torchrec.files import write_text
 
 __all__ = ["add_command"]
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from fusedrec_torchrec.cli.outputs import output_file
-from fusedrec_torchrec.config import from_mapping, load_yaml
-from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import LaunchConfig
 from fusedrec_torchrec.training.launch import launch
 
@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
         help="measure this cluster for the planner",
         description="Measures collectives and training steps on the ranks of this machine, and "
         "writes a cluster file for the planner.  On several machines: torchrun ... -m "
-        "fusedrec_torchrec.planner.calibrate --output cluster.yaml",
+        "fusedrec_torchrec.planner.calibrate.measure --output cluster.yaml",
     )
     parser.add_argument("--ranks", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -52,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         from_mapping(ClusterConfig, load_yaml(arguments.rates_of), str(arguments.rates_of))
         command += ["--rates-of", str(arguments.rates_of)]
     try:
-        launch(LaunchConfig(ranks=arguments.ranks), command, "fusedrec_torchrec.planner.calibrate")
+        launch(
+            LaunchConfig(ranks=arguments.ranks),
+            command,
+            "fusedrec_torchrec.planner.calibrate.measure",
+        )
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         print(f"fusedrec calibrate: rank {rank} failed: {failure.message}", file=sys.stderr)

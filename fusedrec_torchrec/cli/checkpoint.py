@@ -13,9 +13,9 @@ from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import SHARDINGS, convert, plan_for
 from fusedrec_torchrec.checkpoint.export import FORMATS, export_table
 from fusedrec_torchrec.checkpoint.verify import verify
-from fusedrec_torchrec.planner.plan_file import PlanFile, read_plan
-from fusedrec_torchrec.sharding_type import FUSED
-from fusedrec_torchrec.terminal import human_bytes, print_table
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
+from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints, read_run_state
 
 __all__ = ["add_command", "show_checkpoint"]

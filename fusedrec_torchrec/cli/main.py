@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from fusedrec_torchrec.files import described
+from fusedrec_torchrec.core.files import described
 
 __all__ = ["main"]
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.cli.settings import settings_help
-from fusedrec_torchrec.planner.config import PlannerConfig, Planning, load_planning, schema
-from fusedrec_torchrec.planner.decide import MB, Decision
+from fusedrec_torchrec.core.terminal import print_table
+from fusedrec_torchrec.planner.config import PlannerConfig, schema
 from fusedrec_torchrec.planner.enumerator import unfit_tables
-from fusedrec_torchrec.planner.explain import Explanation, print_explanation
 from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
-from fusedrec_torchrec.planner.plan_diff import differences
-from fusedrec_torchrec.planner.plan_file import plan_file_of, read_plan, write_plan
-from fusedrec_torchrec.terminal import print_table
+from fusedrec_torchrec.planner.planning import Planning
+from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
+from fusedrec_torchrec.planner.search.decide import MB, Decision
+from fusedrec_torchrec.sharding.plan_diff import differences
+from fusedrec_torchrec.sharding.plan_file import plan_file_of, read_plan, write_plan
+from fusedrec_torchrec.training.planning import load_planning
 
 __all__ = ["add_command"]
 
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print_explanation(explanation)
         if arguments.html is not None:
-            from fusedrec_torchrec.planner.html_report import write_report
+            from fusedrec_torchrec.planner.report.html_report import write_report
 
             arguments.html.parent.mkdir(parents=True, exist_ok=True)
             write_report(arguments.html, explanation)

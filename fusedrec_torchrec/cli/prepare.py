@@ -4,11 +4,11 @@ import argparse
 from typing import Any
 
 from fusedrec_torchrec.cli.numbers import whole
+from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.spelling import as_flag
 from fusedrec_torchrec.data.vocabulary import RESERVED
-from fusedrec_torchrec.terminal import print_table
 
 __all__ = ["add_command", "print_prepared"]
 

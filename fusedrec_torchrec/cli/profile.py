@@ -10,13 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fusedrec_torchrec.cli.numbers import whole
-from fusedrec_torchrec.cli.outputs import output_file, plot_file
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
-from fusedrec_torchrec.data.profile import (
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import (
     Accesses,
     covered_by,
     draw_coverage,
@@ -25,10 +21,14 @@ from fusedrec_torchrec.data.profile import (
     sample_profile,
     share_of_top,
 )
-from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.cli.numbers import whole
+from fusedrec_torchrec.cli.outputs import output_file, plot_file
+from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
+from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.data.spelling import as_flag
-from fusedrec_torchrec.files import naming, write_text
-from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
 

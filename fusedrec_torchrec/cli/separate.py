@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.data.separate import separate
 

@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from typing import Any
 
-from fusedrec_torchrec.config import options
+from fusedrec_torchrec.core.config import options
 
 __all__ = ["settings_help"]
 

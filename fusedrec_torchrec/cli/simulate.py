@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
-from fusedrec_torchrec.files import naming, write_text
-from fusedrec_torchrec.planner.config import load_planning
-from fusedrec_torchrec.planner.scaling_plot import draw_scaling
+from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
+from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import SYSTEMS, Point, simulate
-from fusedrec_torchrec.terminal import human_bytes, print_table
+from fusedrec_torchrec.training.planning import load_planning
 
 __all__ = ["add_command"]
 

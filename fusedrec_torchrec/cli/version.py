@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from fusedrec_torchrec.terminal import print_table
+from fusedrec_torchrec.core.terminal import print_table
 
 __all__ = ["add_command"]
 
@@ -47,7 +47,7 @@ def _capabilities() -> list[tuple[str, str]]:
     import torch.distributed as dist
 
     import fusedrec_torchrec  # noqa: F401  (loads FBGEMM's operators)
-    from fusedrec_torchrec.exchange import native
+    from fusedrec_torchrec.core import native
     from fusedrec_torchrec.exchange.lookup import kernels_of
 
     backends = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fusedrec_torchrec.data.samples import Samples
+from fusedrec_torchrec.access.samples import Samples
 
 __all__ = ["KINDS", "FaultySource"]
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.data.alternation import Rates
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.samples import Source
 
 __all__ = ["HotFirst"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fusedrec_torchrec.files import naming
+from fusedrec_torchrec.core.files import naming
 
 __all__ = ["Block", "TextFile", "find_files"]
 

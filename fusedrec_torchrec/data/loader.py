@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, Dataset
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import DamagedDataError, Samples, Source
+from fusedrec_torchrec.core.processes import die_with
 from fusedrec_torchrec.data.alternation import Alternation
 from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.order import Order
-from fusedrec_torchrec.data.samples import DamagedDataError, Samples, Source
-from fusedrec_torchrec.processes import die_with
 
 __all__ = ["Loader", "split"]
 

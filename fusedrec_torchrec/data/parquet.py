@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fusedrec_torchrec.data.samples import DamagedDataError
-from fusedrec_torchrec.files import replacing
+from fusedrec_torchrec.access.samples import DamagedDataError
+from fusedrec_torchrec.core.files import replacing
 
 __all__ = ["open_parquet", "reading", "write_parquet"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.samples import DamagedDataError, Samples
 from fusedrec_torchrec.data.criteo import LABEL
 from fusedrec_torchrec.data.parquet import open_parquet, reading
 from fusedrec_torchrec.data.prepared_files import (
@@ -20,7 +21,6 @@ from fusedrec_torchrec.data.prepared_files import (
     remedy,
     row_groups,
 )
-from fusedrec_torchrec.data.samples import DamagedDataError, Samples
 
 __all__ = ["MANIFEST", "VERSION", "PreparedData"]
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from fusedrec_torchrec.config import from_mapping, section
+from fusedrec_torchrec.access.samples import DamagedDataError
+from fusedrec_torchrec.core.config import from_mapping, section
+from fusedrec_torchrec.core.folder_files import check_file_name, shown
+from fusedrec_torchrec.core.json_file import parse_json
 from fusedrec_torchrec.data.criteo import LABEL
 from fusedrec_torchrec.data.parquet import reading
-from fusedrec_torchrec.data.samples import DamagedDataError
-from fusedrec_torchrec.folder_files import check_file_name, shown
-from fusedrec_torchrec.json_file import parse_json
 
 __all__ = [
     "MANIFEST",

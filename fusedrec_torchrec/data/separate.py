@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Samples
+from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.data.criteo import LABEL
-from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.data.parquet import write_parquet
 from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
-from fusedrec_torchrec.data.samples import Samples
-from fusedrec_torchrec.files import write_json
 
 __all__ = ["HOT_SET", "separate"]
 

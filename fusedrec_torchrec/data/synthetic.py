@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.data.samples import Samples
+from fusedrec_torchrec.access.samples import Samples
 
 __all__ = ["SyntheticData", "SyntheticTable"]
 

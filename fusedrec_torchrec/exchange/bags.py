@@ -14,9 +14,9 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
+from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.dedup import Grouping
 from fusedrec_torchrec.exchange.layout import Bucket
-from fusedrec_torchrec.exchange.transfer import to_device
 
 __all__ = ["Bags", "pooled_bags", "sequence_bags"]
 

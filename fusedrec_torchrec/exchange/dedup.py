@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.hot.index import HotIndex
 
 __all__ = ["Dedup", "Grouping", "Unique"]

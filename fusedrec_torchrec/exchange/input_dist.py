@@ -36,7 +36,10 @@ from torchrec.distributed.embedding_sharding import BaseSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, NoWait
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.all_ranks import listed_ranks
+from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.agreement import raise_on_all_ranks
 from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -45,9 +48,6 @@ from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
-from fusedrec_torchrec.exchange.stages import stage
-from fusedrec_torchrec.lost_rank import wait
-from fusedrec_torchrec.together import listed_ranks
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.hot.rows import HotRows

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.exchange.transfer import to_device
 
 __all__ = ["KeySpace"]
 

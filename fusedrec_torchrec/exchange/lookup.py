@@ -41,10 +41,10 @@ from torchrec.distributed.embedding_types import (
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
+from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad, scale_table
+from fusedrec_torchrec.core.regroup import bucket_major, rank_major
+from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import ReceivedRows
-from fusedrec_torchrec.exchange.regroup import bucket_major, rank_major
-from fusedrec_torchrec.exchange.stages import stage
-from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad, scale_table
 
 if TYPE_CHECKING:
     from fusedrec_torchrec.grid.gradients import SharedUpdates

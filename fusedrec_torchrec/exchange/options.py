@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fusedrec_torchrec.exchange.codecs.options import Codecs
+from fusedrec_torchrec.codecs.options import Codecs
 
 __all__ = ["ExchangeOptions"]
 

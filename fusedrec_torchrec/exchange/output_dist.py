@@ -14,15 +14,15 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 
-from fusedrec_torchrec.exchange.buffers import Buffers
-from fusedrec_torchrec.exchange.codecs.codec import Entries
-from fusedrec_torchrec.exchange.codecs.wire import Wire
+from fusedrec_torchrec.codecs.codec import Entries
+from fusedrec_torchrec.codecs.wire import Wire
+from fusedrec_torchrec.core.buffers import Buffers
+from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
-from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.hot.batch import HotBatch
-from fusedrec_torchrec.lost_rank import wait
 
 __all__ = ["FusedOutputDist"]
 

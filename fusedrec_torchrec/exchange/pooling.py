@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.buffers import Buffers
+from fusedrec_torchrec.core.regroup import bucket_major
+from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import Bags
-from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.dedup import Grouping
 from fusedrec_torchrec.exchange.gradients import first_order
-from fusedrec_torchrec.exchange.regroup import bucket_major
-from fusedrec_torchrec.exchange.stages import stage
 
 __all__ = ["pool"]
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.dedup import Unique
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 

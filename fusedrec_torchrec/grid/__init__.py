@@ -4,8 +4,3 @@ In the order of a step: ``groups`` the grid of ranks; ``tables`` rows that repli
 ``touched`` which of them were used; ``average`` their sync; ``sync`` when; ``model_parallel``
 all of it around a model.
 """
-
-from fusedrec_torchrec.grid.model_parallel import GridModelParallel
-from fusedrec_torchrec.grid.options import GridOptions
-
-__all__ = ["GridModelParallel", "GridOptions"]

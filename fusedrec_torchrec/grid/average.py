@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.exchange.buffers import Buffers
+from fusedrec_torchrec.core.buffers import Buffers
+from fusedrec_torchrec.core.lost_rank import wait, waiting
 from fusedrec_torchrec.exchange.input_dist import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.tables import Block
 from fusedrec_torchrec.grid.touched import distinct
-from fusedrec_torchrec.lost_rank import wait, waiting
 
 __all__ = ["Average", "Syncs"]
 

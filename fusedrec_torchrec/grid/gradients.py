@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions
+from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.lookup import BucketKernel
-from fusedrec_torchrec.exchange.transfer import to_device
-from fusedrec_torchrec.hot.replica import Replica, Settings
-from fusedrec_torchrec.hot.sync import GradientSync
-from fusedrec_torchrec.lost_rank import wait
+from fusedrec_torchrec.replicas.replica import Replica, Settings
+from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["SharedUpdates"]
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.types import EnumerableShardingSpec, ShardingPlan
 
-from fusedrec_torchrec.grid.options import GridOptions
+from fusedrec_torchrec.sharding.grid_options import GridOptions
 
 __all__ = ["Groups"]
 

@@ -27,18 +27,18 @@ from torchrec.distributed.types import (
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
-from fusedrec_torchrec.fingerprint import check_same_on_all_ranks, facts_of
-from fusedrec_torchrec.grid.groups import Groups
-from fusedrec_torchrec.grid.options import GridOptions
-from fusedrec_torchrec.grid.sync import replicas_of
-from fusedrec_torchrec.momentum_scale import (
+from fusedrec_torchrec.compat.momentum_scale import (
     resolve_parameters,
     resolve_sharder,
     scale_lookups,
 )
-from fusedrec_torchrec.sharders import fused_sharders
-from fusedrec_torchrec.sharding_plan import GridShardingPlan
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.grid.groups import Groups
+from fusedrec_torchrec.grid.sync import replicas_of
+from fusedrec_torchrec.sharding.grid_options import GridOptions
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
+from fusedrec_torchrec.sharding.sharders import fused_sharders
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["GridModelParallel"]
 
@@ -103,7 +103,7 @@ class GridModelParallel(DMPCollection):
             )
         if plan is None:
             # The planner knows groups, too: it imports this package.
-            from fusedrec_torchrec.planner import FusedShardingPlanner
+            from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 
             topology = Topology(
                 world_size=size, local_world_size=ranks_per_host, compute_device=device.type

@@ -5,16 +5,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions
+from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.grid.average import Average, Syncs
 from fusedrec_torchrec.grid.gradients import SharedUpdates
 from fusedrec_torchrec.grid.groups import Groups
-from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.grid.tables import TableRows, fbgemm_tables
 from fusedrec_torchrec.grid.touched import TouchedRows
-from fusedrec_torchrec.hot.replica import check_replicable
-from fusedrec_torchrec.lookups import lookups_of
+from fusedrec_torchrec.replicas.replica import check_replicable
+from fusedrec_torchrec.sharding.grid_options import GridOptions
 
 __all__ = ["Replicas", "replicas_of"]
 

@@ -7,11 +7,11 @@ Every so many batches the ranks put their counts together, and all come to the s
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.access.heavy_hitters import HeavyHitters
+from fusedrec_torchrec.core.lost_rank import waiting
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
-from fusedrec_torchrec.hot.counter import HeavyHitters
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
 from fusedrec_torchrec.hot.options import AdaptOptions
-from fusedrec_torchrec.lost_rank import waiting
 
 __all__ = ["Adaptation", "next_home_keys"]
 

@@ -8,14 +8,14 @@ import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.hot_set import HotSet
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
-from fusedrec_torchrec.hot.replica import check_replicable, tensors_of
+from fusedrec_torchrec.replicas.replica import check_replicable, tensors_of
 
 __all__ = ["Chosen", "check_counts", "checked_ids", "choose"]
 

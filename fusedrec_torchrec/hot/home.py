@@ -10,7 +10,7 @@ not the replica, until the replicas have been loaded from the homes.
 import torch
 
 from fusedrec_torchrec.exchange.lookup import BucketKernel
-from fusedrec_torchrec.hot.replica import tensors_of
+from fusedrec_torchrec.replicas.replica import tensors_of
 
 __all__ = ["Home"]
 

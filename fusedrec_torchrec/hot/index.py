@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
 __all__ = ["EMPTY", "HotIndex"]

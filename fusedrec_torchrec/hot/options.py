@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions
+from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.hot.cost import CostOptions
 
 __all__ = ["AdaptOptions", "HotOptions", "HotRule"]

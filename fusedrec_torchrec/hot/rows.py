@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import BucketKernel
-from fusedrec_torchrec.exchange.stages import stage
 from fusedrec_torchrec.hot.adapt import Adaptation
 from fusedrec_torchrec.hot.batch import HotBatch
 from fusedrec_torchrec.hot.home import Home
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
 from fusedrec_torchrec.hot.options import HotOptions
-from fusedrec_torchrec.hot.replica import Replica
 from fusedrec_torchrec.hot.share import share
-from fusedrec_torchrec.hot.sync import GradientSync
+from fusedrec_torchrec.replicas.replica import Replica
+from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["HotRows", "Used", "hot_rows_of", "reconcile"]
 

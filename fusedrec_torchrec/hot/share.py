@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.core.lost_rank import waiting
 from fusedrec_torchrec.hot.home import Home
-from fusedrec_torchrec.hot.replica import Replica
-from fusedrec_torchrec.lost_rank import waiting
+from fusedrec_torchrec.replicas.replica import Replica
 
 __all__ = ["share"]
 

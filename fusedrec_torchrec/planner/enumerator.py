@@ -15,7 +15,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
 from fusedrec_torchrec.planner.workload import TableWorkload
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
 

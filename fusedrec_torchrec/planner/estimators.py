@@ -23,8 +23,8 @@ from torchrec.distributed.planner.types import (
 )
 
 from fusedrec_torchrec.exchange.lookup import optimizer_of
+from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID
 from fusedrec_torchrec.planner.enumerator import is_fused
-from fusedrec_torchrec.planner.memory import BATCH_BYTES_PER_ID
 from fusedrec_torchrec.planner.workload import TableWorkload
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]

@@ -1,6 +1,6 @@
 """The tables of a model as the cost model sees them, and a decision as a plan for the model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,38 +20,22 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from fusedrec_torchrec.data.access_profile import AccessProfile
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.exchange.lookup import optimizer_of
-from fusedrec_torchrec.grid.options import GridOptions
-from fusedrec_torchrec.hot.replica import STATES as HOT_OPTIMIZERS
-from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
-from fusedrec_torchrec.planner.decide import Decision
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import configs_of
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
-from fusedrec_torchrec.planner.table_load import TableLoad
-from fusedrec_torchrec.sharding_plan import GridShardingPlan, fused_row_wise
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.planner.search.decide import Decision
+from fusedrec_torchrec.replicas.replica import STATES as HOT_OPTIMIZERS
+from fusedrec_torchrec.sharding.grid_options import GridOptions
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise
+from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["grid_options", "plan_of", "sharded_modules", "table_loads"]
+__all__ = ["grid_options", "plan_of", "table_loads"]
 
 Sharders = Sequence[ModuleSharder[nn.Module]]
-
-
-def sharded_modules(
-    model: nn.Module, sharders: Sharders
-) -> Iterator[tuple[str, nn.Module, ModuleSharder[nn.Module]]]:
-    """Modules that have a sharder, with their paths; not those within one."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    within: list[str] = []
-    for path, module in model.named_modules():
-        sharder = by_type.get(type(module))
-        if sharder is not None and not any(_is_below(path, other) for other in within):
-            within.append(path)
-            yield path, module, sharder
-
-
-def _is_below(path: str, other: str) -> bool:
-    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def table_loads(
@@ -77,7 +61,7 @@ def table_loads(
     """
     loads: dict[str, TableLoad] = {}
     known: dict[tuple[int, float], RowClasses] = {}
-    for path, module, sharder in sharded_modules(model, sharders):
+    for path, module, sharder in shardable_modules(model, sharders):
         default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
         configs = {config.name: config for config in configs_of(module)}
         for name, weight in sharder.shardable_parameters(module).items():
@@ -136,7 +120,7 @@ def plan_of(decision: Decision, model: nn.Module, sharders: Sharders) -> Shardin
     group = decision.groups
     local = min(group.local or decision.cluster.local_ranks, group.size)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
-    for path, module, sharder in sharded_modules(model, sharders):
+    for path, module, sharder in shardable_modules(model, sharders):
         plan = EmbeddingModuleShardingPlan()
         for name, weight in sharder.shardable_parameters(module).items():
             generate = _generator(decision, number[name])

@@ -26,18 +26,18 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.distributed.utils import get_device_type
 
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.planner.cluster import GB, ClusterConfig
-from fusedrec_torchrec.planner.cost import STOCK
-from fusedrec_torchrec.planner.decide import Decision, decide
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
+from fusedrec_torchrec.planner.cost.step import STOCK
 from fusedrec_torchrec.planner.enumerator import FusedEnumerator, unfit_tables
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
 from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
-from fusedrec_torchrec.planner.search_config import SearchConfig
-from fusedrec_torchrec.planner.stats import FusedEmbeddingStats
-from fusedrec_torchrec.sharders import fused_sharders
-from fusedrec_torchrec.sharding_plan import GridShardingPlan
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
+from fusedrec_torchrec.planner.search.decide import Decision, decide
+from fusedrec_torchrec.planner.search.search_config import SearchConfig
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
+from fusedrec_torchrec.sharding.sharders import fused_sharders
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedShardingPlanner"]
 

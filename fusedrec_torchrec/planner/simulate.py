@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cluster import ClusterConfig
-from fusedrec_torchrec.planner.config import Planning
-from fusedrec_torchrec.planner.cost import (
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, replica_bytes
+from fusedrec_torchrec.planner.cost.step import (
     STOCK_ID_BYTES,
     HotUse,
     Part,
@@ -24,12 +24,12 @@ from fusedrec_torchrec.planner.cost import (
     stock_step,
     with_sync,
 )
-from fusedrec_torchrec.planner.decide import MB, groups_of
-from fusedrec_torchrec.planner.memory import buffer_bytes, owner_bytes, replica_bytes
-from fusedrec_torchrec.planner.replicate import most_used_by_class, thresholds
-from fusedrec_torchrec.planner.straggle import busiest_owner
-from fusedrec_torchrec.planner.table_load import NUMBER_BYTES, TableLoad
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.planner.cost.straggle import busiest_owner
+from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
+from fusedrec_torchrec.planner.planning import Planning
+from fusedrec_torchrec.planner.search.decide import MB, groups_of
+from fusedrec_torchrec.planner.search.replicate import most_used_by_class, thresholds
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["SYSTEMS", "Point", "simulate"]
 

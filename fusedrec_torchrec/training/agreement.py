@@ -5,9 +5,9 @@ Every machine reads its own copy of the configuration and of the data.
 
 import torch
 
-from fusedrec_torchrec.config import to_mapping
-from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.fingerprint import Facts, check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.core.config import to_mapping
+from fusedrec_torchrec.core.fingerprint import Facts, check_same_on_all_ranks, facts_of
 from fusedrec_torchrec.training.config import TrainConfig
 
 __all__ = ["check_same_configuration"]

@@ -26,11 +26,11 @@ from torch import nn
 from torchrec.datasets.utils import Batch
 from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
-from fusedrec_torchrec.compression.gradients import GradientThresholds
+from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
+from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
+from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
-from fusedrec_torchrec.lost_rank import wait
-from fusedrec_torchrec.magnitude import largest_magnitude
-from fusedrec_torchrec.together import of_all_ranks
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.samples import Source
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.hot.choose import check_counts, checked_ids
 from fusedrec_torchrec.hot.options import HotOptions
-from fusedrec_torchrec.planner.plan_file import read_plan, sharding_plan_of
-from fusedrec_torchrec.sharders import fused_sharders
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.sharding.plan_file import read_plan, sharding_plan_of
+from fusedrec_torchrec.sharding.sharders import fused_sharders
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.model import build_model
 

@@ -30,11 +30,11 @@ from fusedrec_torchrec.checkpoint.save import (
     reason,
     write_checkpoint,
 )
-from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.folder_files import shown
-from fusedrec_torchrec.json_file import read_json
-from fusedrec_torchrec.terminal import human_bytes
-from fusedrec_torchrec.together import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.core.folder_files import shown
+from fusedrec_torchrec.core.json_file import read_json
+from fusedrec_torchrec.core.terminal import human_bytes
 
 __all__ = [
     "Checkpointer",

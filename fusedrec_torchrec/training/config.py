@@ -7,11 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from fusedrec_torchrec.compression.options import ThresholdOptions
-from fusedrec_torchrec.config import section
+from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
+from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.grid.options import GridOptions
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.sharding.grid_options import GridOptions
+from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 
 __all__ = [
     "BadBatchesConfig",
@@ -19,7 +20,6 @@ __all__ = [
     "CriteoConfig",
     "DataConfig",
     "DenseOptimizerConfig",
-    "EmbeddingOptimizerConfig",
     "HotBatchesConfig",
     "LaunchConfig",
     "LoggingConfig",
@@ -183,27 +183,6 @@ class ShardingConfig:
     none is one group of all ranks."""
     dense_gradients: ThresholdOptions | None = None
     """Only the largest entries of the dense part's gradients travel; none sends all of them."""
-
-
-@section
-class EmbeddingOptimizerConfig:
-    type: Literal["rowwise_adagrad", "momentum_scaled_rowwise_adagrad", "adagrad", "sgd"] = (
-        "rowwise_adagrad"
-    )
-    """FBGEMM's fused optimizer of the tables; momentum_scaled is for 2D parallelism."""
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Before the schedule."""
-    eps: float = Field(default=1e-8, ge=0)
-    """Added to the root of the state."""
-    momentum_scale: float | None = Field(default=None, gt=0)
-    """What momentum_scaled_rowwise_adagrad divides its state by; the number of groups if none."""
-
-    def __post_init__(self) -> None:
-        if self.momentum_scale is not None and self.type != "momentum_scaled_rowwise_adagrad":
-            raise ValueError(
-                f"momentum_scale is {self.momentum_scale}, must be left out with type {self.type}: "
-                "it is of momentum_scaled_rowwise_adagrad"
-            )
 
 
 @section

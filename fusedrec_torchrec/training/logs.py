@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.json_file import parse_json
+from fusedrec_torchrec.core.json_file import parse_json
 
 __all__ = ["RunLog", "read_log"]
 

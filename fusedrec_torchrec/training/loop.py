@@ -15,16 +15,16 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.save import SaveError
-from fusedrec_torchrec.collectives import CollectiveCounter
-from fusedrec_torchrec.compression.gradients import thresholds_of
-from fusedrec_torchrec.config import to_mapping, to_yaml
-from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.grid import GridModelParallel
+from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
+from fusedrec_torchrec.core.config import to_mapping, to_yaml
+from fusedrec_torchrec.core.lost_rank import explained, waiting
+from fusedrec_torchrec.grid.model_parallel import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
-from fusedrec_torchrec.lost_rank import explained, waiting
-from fusedrec_torchrec.modules.fused_part import fused_parts
-from fusedrec_torchrec.planner.plan_file import write_plan
+from fusedrec_torchrec.sharding.modules.fused_part import fused_parts
+from fusedrec_torchrec.sharding.plan_file import write_plan
 from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import (

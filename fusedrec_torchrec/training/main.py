@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_together
-from fusedrec_torchrec.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.data.loader import split
-from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig

@@ -4,7 +4,6 @@ from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -14,31 +13,21 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from fusedrec_torchrec.compression.gradients import ThresholdedDataParallel
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.grid import GridModelParallel
-from fusedrec_torchrec.grid.options import GridOptions
-from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
-from fusedrec_torchrec.planner import FusedShardingPlanner
-from fusedrec_torchrec.planner.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
-from fusedrec_torchrec.sharders import fused_sharders
-from fusedrec_torchrec.sharding_type import FUSED
-from fusedrec_torchrec.training.config import (
-    EmbeddingOptimizerConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.codecs.dense_gradients import ThresholdedDataParallel
+from fusedrec_torchrec.grid.model_parallel import GridModelParallel
+from fusedrec_torchrec.planner.planner import FusedShardingPlanner
+from fusedrec_torchrec.sharding.fused_params import fused_params
+from fusedrec_torchrec.sharding.grid_options import GridOptions
+from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
+from fusedrec_torchrec.sharding.sharders import fused_sharders
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.training.config import ModelConfig, TrainConfig
 from fusedrec_torchrec.training.initialization import initialize_tables
 
-__all__ = ["build_model", "fused_params", "shard_model"]
+__all__ = ["build_model", "shard_model"]
 
-FUSED_OPTIMIZERS: dict[str, object] = {
-    "momentum_scaled_rowwise_adagrad": MomentumScaledRowWiseAdagrad,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "sgd": EmbOptimType.EXACT_SGD,
-}
 MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
 
 
@@ -155,18 +144,6 @@ def _planned(
         },
     )
     return planner.collective_plan(model, sharders, dist.group.WORLD)
-
-
-def fused_params(config: EmbeddingOptimizerConfig) -> dict[str, object]:
-    params: dict[str, object] = {
-        "optimizer": FUSED_OPTIMIZERS[config.type],
-        "learning_rate": config.learning_rate,
-    }
-    if config.type != "sgd":
-        params["eps"] = config.eps
-    if config.momentum_scale is not None:
-        params["momentum_scale"] = config.momentum_scale
-    return params
 
 
 def _constraints(sharding_type: str, device: torch.device) -> ParameterConstraints:

@@ -11,10 +11,10 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-from fusedrec_torchrec.momentum_scale import MomentumScaledRowWiseAdagrad
+from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad
+from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 from fusedrec_torchrec.training.config import (
     DenseOptimizerConfig,
-    EmbeddingOptimizerConfig,
     OptimizerConfig,
     ScheduleConfig,
 )

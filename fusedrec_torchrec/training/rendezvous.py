@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from fusedrec_torchrec.lost_rank import first_line
+from fusedrec_torchrec.core.lost_rank import first_line
 from fusedrec_torchrec.training.config import LaunchConfig
 from fusedrec_torchrec.training.network import (
     Interface,

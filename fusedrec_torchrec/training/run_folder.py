@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.config import to_mapping
-from fusedrec_torchrec.data.samples import Source
-from fusedrec_torchrec.files import described
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.core.config import to_mapping
+from fusedrec_torchrec.core.files import described
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 

@@ -3,14 +3,14 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.data.alternation import Rates
 from fusedrec_torchrec.data.batch_check import BatchCheck
 from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.loader import Loader, split
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.samples import Source
 from fusedrec_torchrec.data.separate import HOT_SET
 from fusedrec_torchrec.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.data.spelling import as_setting

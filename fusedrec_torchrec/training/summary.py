@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.terminal import human_bytes, print_table
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 

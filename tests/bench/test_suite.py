@@ -11,7 +11,7 @@ from fusedrec_torchrec.bench.suite import (
     SuiteConfig,
     WorkloadConfig,
 )
-from fusedrec_torchrec.config import from_mapping, load_yaml, to_mapping
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_mapping
 
 SUITES = sorted(Path(__file__).parents[2].glob("benchmarks/*.yaml"))
 

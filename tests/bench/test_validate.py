@@ -17,8 +17,8 @@ from fusedrec_torchrec.bench.validate import (
     validate,
     verdict,
 )
-from fusedrec_torchrec.config import to_yaml
-from fusedrec_torchrec.planner.cluster import ClusterConfig
+from fusedrec_torchrec.core.config import to_yaml
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from tests.cli.command import ROOT
 
 

@@ -11,7 +11,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from fusedrec_torchrec.together import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import of_all_ranks
 from tests.case import Case, Table, prefix, sharded
 from tests.parity import local_parts, train_step
 

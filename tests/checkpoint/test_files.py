@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, TensorProperties
 
-from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
 from fusedrec_torchrec.checkpoint import verify as verify_module
+from fusedrec_torchrec.checkpoint.load import load_checkpoint
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
+from fusedrec_torchrec.checkpoint.save import save_checkpoint
 from fusedrec_torchrec.checkpoint.verify import verify, verify_together
 from fusedrec_torchrec.cli.main import main
 from tests.case import Case, Table, sharded

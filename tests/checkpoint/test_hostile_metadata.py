@@ -100,7 +100,10 @@ def doubled(levels: int) -> bytes:
 
 PICKLES: dict[str, tuple[bytes, str]] = {
     "a function": (opcodes(name("os", "system"), text("x"), pickle.TUPLE1, pickle.REDUCE), "os"),
-    "a module of ours": (opcodes(name("fusedrec_torchrec.files", "locked")), "no checkpoint needs"),
+    "a module of ours": (
+        opcodes(name("fusedrec_torchrec.core.files", "locked")),
+        "no checkpoint needs",
+    ),
     "eval": (opcodes(name("builtins", "eval")), r"builtins\.eval, which no checkpoint needs"),
     "an attribute of a name": (
         opcodes(text("pathlib"), text("Path.cwd"), pickle.STACK_GLOBAL),

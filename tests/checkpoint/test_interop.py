@@ -17,14 +17,15 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.checkpoint import SaveError, load_checkpoint, save_checkpoint
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import convert, plan_for
+from fusedrec_torchrec.checkpoint.load import load_checkpoint
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
+from fusedrec_torchrec.checkpoint.save import SaveError, save_checkpoint
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.planner.plan_file import read_plan
+from fusedrec_torchrec.sharding.plan_file import read_plan
 from tests.case import Case, Table, parallel, sharded, unsharded
 from tests.checkpoint.models import case_of, optimizer_of, trained, whole_states, whole_weights
 from tests.checkpoint.test_round_trips import Numbers, equal, load_and_save, train_and_save

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusedrec_torchrec.checkpoint import load_checkpoint, save_checkpoint
+from fusedrec_torchrec.checkpoint.load import load_checkpoint
+from fusedrec_torchrec.checkpoint.save import save_checkpoint
 from tests.checkpoint.models import case_of, trained, whole_states, whole_weights
 from tests.cluster import Cluster
 from tests.parity import train_step

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from fusedrec_torchrec.checkpoint import convert as module
-from fusedrec_torchrec.checkpoint import load_checkpoint
 from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import convert, plan_for
+from fusedrec_torchrec.checkpoint.load import load_checkpoint
 from fusedrec_torchrec.checkpoint.table_state import StateNames, StoredState, parse_state
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster

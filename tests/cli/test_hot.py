@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.data.hot_set import HotSet
 from fusedrec_torchrec.data.prepare import prepare
 from fusedrec_torchrec.data.prepared import PreparedData
 from tests.data.criteo_text import lines, write

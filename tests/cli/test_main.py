@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.config import options
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.config import options
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.exchange import native
-from fusedrec_torchrec.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from tests.cli.command import ROOT
 from tests.data.criteo_text import lines, write

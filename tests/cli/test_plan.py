@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.config import from_mapping, load_yaml
-from fusedrec_torchrec.planner.config import PlannerConfig, load_planning, schema
-from fusedrec_torchrec.planner.plan_file import read_plan
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
+from fusedrec_torchrec.planner.config import PlannerConfig, schema
 from fusedrec_torchrec.planner.simulate import SYSTEMS
+from fusedrec_torchrec.sharding.plan_file import read_plan
+from fusedrec_torchrec.training.planning import load_planning
 from tests.cli.command import ROOT
 
 Capture = pytest.CaptureFixture[str]

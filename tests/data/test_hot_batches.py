@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.data.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.access.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.access.samples import Samples
 from fusedrec_torchrec.data.alternation import Alternation, Rates
 from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.hot_set import HotSet, ids_by_feature
 from fusedrec_torchrec.data.loader import Loader
 from fusedrec_torchrec.data.prepare import prepare
 from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.samples import Samples
 from fusedrec_torchrec.data.separate import separate
 from fusedrec_torchrec.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torchrec.datasets.utils import Batch
 
+from fusedrec_torchrec.access.samples import Samples
 from fusedrec_torchrec.data.loader import Loader, split
 from fusedrec_torchrec.data.order import Order
-from fusedrec_torchrec.data.samples import Samples
 from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.access.samples import DamagedDataError
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.data import lines as lines_module
 from fusedrec_torchrec.data.loader import Loader
 from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.samples import DamagedDataError
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 from tests.data.criteo_text import lines, write

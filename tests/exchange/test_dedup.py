@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.dedup import Dedup, Unique
 
 METHODS = [

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.exchange.input_dist import Capacity, FusedInputDist
 from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
 from fusedrec_torchrec.exchange.options import ExchangeOptions

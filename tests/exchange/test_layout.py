@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.dedup import Dedup
 from fusedrec_torchrec.exchange.input_dist import rows_of_buckets
 from fusedrec_torchrec.exchange.keys import KeySpace

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.exchange import native
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.exchange.bags import Bags
-from fusedrec_torchrec.exchange.buffers import Buffers
 from fusedrec_torchrec.exchange.pooling import pool
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.data.faulty import KINDS
 from fusedrec_torchrec.training.bad_batches import BadBatches

@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec import lost_rank
+from fusedrec_torchrec.core import lost_rank
+from fusedrec_torchrec.core.lost_rank import LostRankError, _Incident
 from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.output_dist import _RowExchange
-from fusedrec_torchrec.hot.sync import GradientSync
-from fusedrec_torchrec.lost_rank import LostRankError, _Incident
+from fusedrec_torchrec.replicas.sync import GradientSync
 from fusedrec_torchrec.training.metrics import ClickSums
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster

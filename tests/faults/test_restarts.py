@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.run_folder import claim, refuse_damaged

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.grid import touched
 from tests.case import Case, Table, Wrapper, sharded, unsharded
 from tests.cluster import Cluster

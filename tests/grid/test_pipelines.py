@@ -9,7 +9,7 @@ import torch
 import fusedrec_torchrec as fr
 from tests.case import Case
 from tests.cluster import Cluster
-from tests.modules.test_pipelines import (
+from tests.sharding.modules.test_pipelines import (
     STEPS,
     bad_batch_in_pipeline,
     build,
@@ -17,7 +17,7 @@ from tests.modules.test_pipelines import (
     pipelined,
     snapshot,
 )
-from tests.modules.test_pipelines import case_of as one_dimensional
+from tests.sharding.modules.test_pipelines import case_of as one_dimensional
 
 PIPELINE = "TrainPipelineSparseDist"
 

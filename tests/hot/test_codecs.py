@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from tests.case import Case, Table, initial_weight, prefix, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import hot_rows, replica_bits, same_on_all_ranks

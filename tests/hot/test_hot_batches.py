@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from tests.case import Case, Table, batch, coefficients, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import (

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fusedrec_torchrec.collectives import CollectiveCounter
-from fusedrec_torchrec.exchange import layout, native
-from fusedrec_torchrec.hot import update
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
+from fusedrec_torchrec.exchange import layout
+from fusedrec_torchrec.replicas import update
 from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import train_and_compare, train_both

@@ -12,7 +12,7 @@ import fusedrec_torchrec as fr
 from tests.case import Case
 from tests.cluster import Cluster
 from tests.hot.replicas import without_hot_rows
-from tests.modules.test_pipelines import case_of, pipelined, plain_loop
+from tests.sharding.modules.test_pipelines import case_of, pipelined, plain_loop
 
 HOT = {"a": (0, 1, 2, 30), "b": (0, 1, 32)}
 OPTIONS = {

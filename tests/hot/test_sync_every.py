@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.collectives import CollectiveCounter
+from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import replica_bits, same, same_on_all_ranks, without_hot_rows

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.planner.assign import Prices
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import Groups, fused_step, stock_step, with_sync
-from fusedrec_torchrec.planner.table_load import TableLoad
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.cost.step import Groups, fused_step, stock_step, with_sync
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.search.assign import Prices
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 from tests.planner.test_decide import BATCH, table
 
 CLUSTER = ClusterConfig(

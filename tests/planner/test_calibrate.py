@@ -14,14 +14,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.config import from_mapping, to_yaml
-from fusedrec_torchrec.planner import calibrate as module
-from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.calibrate import Shape
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import HotUse, fused_step, stock_step
-from fusedrec_torchrec.planner.fit import Timed, fit, fit_link, non_negative
-from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.core.config import from_mapping, to_yaml
+from fusedrec_torchrec.planner.calibrate import measure as module
+from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link, non_negative
+from fusedrec_torchrec.planner.calibrate.measure import Shape
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 

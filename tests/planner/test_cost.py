@@ -6,19 +6,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.run import RESULTS, load_results
-from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig
-from fusedrec_torchrec.planner.cost import Groups, HotUse, Step, fused_step, stock_step, with_sync
-from fusedrec_torchrec.planner.memory import (
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.memory import (
     Placement,
     buffer_bytes,
     owner_bytes,
     replica_bytes,
     table_bytes_W,
 )
-from fusedrec_torchrec.planner.table_load import TableLoad, even_ranges
+from fusedrec_torchrec.planner.cost.step import (
+    Groups,
+    HotUse,
+    Step,
+    fused_step,
+    stock_step,
+    with_sync,
+)
+from fusedrec_torchrec.planner.cost.table_load import TableLoad, even_ranges
 from tests.cli.command import ROOT
 
 MEASURED = ROOT / "benchmarks" / "results"

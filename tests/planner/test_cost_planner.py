@@ -15,15 +15,19 @@ from torchrec.distributed.planner.types import ParameterConstraints, ShardingOpt
 from torchrec.distributed.types import ShardingPlan
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.plan_file import (
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.search.search_config import (
+    GroupsConfig,
+    HotSearchConfig,
+    SearchConfig,
+)
+from fusedrec_torchrec.sharding.plan_file import (
     plan_file_of,
     read_plan,
     sharding_plan_of,
     write_plan,
 )
-from fusedrec_torchrec.planner.search_config import GroupsConfig, HotSearchConfig, SearchConfig
 from tests.cluster import Cluster
 from tests.planner.test_planner import FUSED, ROWS, Model, only, types
 

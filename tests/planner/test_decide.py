@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.data.access_profile import AccessProfile
-from fusedrec_torchrec.exchange.codecs.options import CodecOptions, Codecs
-from fusedrec_torchrec.planner.access import RowClasses, RowPlaces
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost import HotUse, fused_step
-from fusedrec_torchrec.planner.decide import Decision, decide, groups_of
-from fusedrec_torchrec.planner.search_config import GroupsConfig, HotSearchConfig, SearchConfig
-from fusedrec_torchrec.planner.table_load import TableLoad
-from fusedrec_torchrec.sharding_type import FUSED
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
+from fusedrec_torchrec.codecs.options import CodecOptions, Codecs
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.cost.step import HotUse, fused_step
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.search.decide import Decision, decide, groups_of
+from fusedrec_torchrec.planner.search.search_config import (
+    GroupsConfig,
+    HotSearchConfig,
+    SearchConfig,
+)
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 BATCH = 512
 NEAR = 1.02  # of the optimum

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.planner.cluster import ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.decide import decide
-from fusedrec_torchrec.planner.explain import Explanation
-from fusedrec_torchrec.planner.html_report import write_report
-from fusedrec_torchrec.planner.search_config import SearchConfig
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
+from fusedrec_torchrec.planner.report.explain import Explanation
+from fusedrec_torchrec.planner.report.html_report import write_report
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from tests.planner.test_decide import profiled, quick, table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -31,7 +31,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
-from fusedrec_torchrec.planner.stats import FusedEmbeddingStats
+from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
 from fusedrec_torchrec.planner.workload import expected_unique
 from tests.case import parallel
 from tests.cluster import Cluster

@@ -6,12 +6,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.planner.access import RowClasses
-from fusedrec_torchrec.planner.config import Planning, load_planning
-from fusedrec_torchrec.planner.cost import stock_step
+from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.planner.cost.step import stock_step
+from fusedrec_torchrec.planner.cost.straggle import busiest_owner
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.simulate import Point, simulate
-from fusedrec_torchrec.planner.straggle import busiest_owner
-from fusedrec_torchrec.planner.table_load import TableLoad
+from fusedrec_torchrec.training.planning import load_planning
 from tests.cli.command import ROOT
 
 SIZES = [8, 64, 512, 4096]

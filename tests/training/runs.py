@@ -7,7 +7,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.source import open_source

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fusedrec_torchrec.config import from_mapping, with_overrides
+from fusedrec_torchrec.core.config import from_mapping, with_overrides
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.source import open_source

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.main import _claimed
 from fusedrec_torchrec.training.source import open_source

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.data.hot_set import HotSet
-from fusedrec_torchrec.data.profile import sample_profile
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import sample_profile
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.source import open_source

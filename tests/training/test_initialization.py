@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.model import build_model, shard_model
 from fusedrec_torchrec.training.source import open_source

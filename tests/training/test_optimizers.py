@@ -7,7 +7,7 @@ import torch
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.config import ScheduleConfig
 from fusedrec_torchrec.training.optimizers import schedule_stages
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fusedrec_torchrec.config import from_mapping, to_yaml, with_overrides
+from fusedrec_torchrec.core.config import from_mapping, to_yaml, with_overrides
 from fusedrec_torchrec.data.prepare import prepare
 from fusedrec_torchrec.training.checkpoint import RunState, find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig

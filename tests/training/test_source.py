@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusedrec_torchrec.config import from_mapping
+from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.data.loader import Loader
 from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.training.config import TrainConfig

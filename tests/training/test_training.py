@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.config import from_mapping
-from fusedrec_torchrec.planner.plan_file import read_plan
+from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training

@@ -1,0 +1,127 @@
+"""A hot set: which rows of which tables are hot, and which samples need no others (FAE)."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.array_file import open_arrays, read_arrays, write_arrays
+from fusedrec_torchrec.access.samples import Samples
+
+__all__ = ["HotSet", "ids_by_feature"]
+
+KIND = "hot set"
+LARGEST_FLAGS = 1 << 26  # rows of a table with a flag for each
+
+
+class HotSet:
+    """Hot rows by table.
+
+    Args:
+        table_rows: rows of each table.
+        ids: hot ids of each table; a table that is missing has none.
+    """
+
+    def __init__(self, table_rows: Mapping[str, int], ids: Mapping[str, NDArray[np.int64]]) -> None:
+        self.table_rows = dict(table_rows)
+        self.ids = {name: np.sort(ids.get(name, np.empty(0, np.int64))) for name in table_rows}
+        self._flags: dict[str, NDArray[np.bool_]] = {}
+
+    @staticmethod
+    def most_used(profile: AccessProfile, rows: int) -> "HotSet":
+        """The most used rows of all tables."""
+        names = list(profile.table_rows)
+        tables, ids, _ = (values[:rows] for values in profile.ranking(names))
+        return HotSet(profile.table_rows, {name: ids[tables == t] for t, name in enumerate(names)})
+
+    @property
+    def rows(self) -> int:
+        """Hot rows of all tables."""
+        return sum(map(len, self.ids.values()))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, HotSet)
+            and self.table_rows == other.table_rows
+            and all(np.array_equal(ids, other.ids[name]) for name, ids in self.ids.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def save(self, path: Path) -> None:
+        arrays = {f"ids_{i}": ids for i, ids in enumerate(self.ids.values())}
+        write_arrays(path, KIND, {"table_rows": self.table_rows}, arrays)
+
+    @staticmethod
+    def load(path: Path) -> "HotSet":
+        """
+        Raises:
+            ValueError: no such file, or not a hot set.
+        """
+        with open_arrays(path, KIND) as file:
+            return HotSet.read(file, path)
+
+    @staticmethod
+    def read(file: IO[bytes], source: object) -> "HotSet":
+        """Reads an open file; ``source`` is what messages call it.
+
+        Raises:
+            ValueError: it is not a hot set.
+        """
+        found = read_arrays(file, source, KIND)
+        rows = found.table_rows()
+        return HotSet(rows, {name: found.ids(i, name) for i, name in enumerate(rows)})
+
+    def check(self, table_rows: Mapping[str, int]) -> None:
+        """
+        Raises:
+            ValueError: the hot set is of other tables.
+        """
+        for name, rows in table_rows.items():
+            if name not in self.table_rows:
+                raise ValueError(
+                    f"the hot set has no table {name!r}; it is of {', '.join(self.table_rows)}"
+                )
+            if self.table_rows[name] != rows:
+                raise ValueError(
+                    f"the hot set is of a table {name!r} with {self.table_rows[name]} rows, here "
+                    f"it has {rows}: make one for this data"
+                )
+
+    def hot_samples(self, samples: Samples) -> NDArray[np.bool_]:
+        """Whether all ids of a sample are hot; one without ids is."""
+        hot = np.ones(len(samples), dtype=np.bool_)
+        for feature, (name, ids) in enumerate(
+            zip(self.ids, ids_by_feature(samples, len(self.ids)), strict=True)
+        ):
+            cold = ~self._is_hot(name, ids)
+            if samples.lengths is None:
+                hot &= ~cold
+            else:
+                sample_of_id = np.repeat(np.arange(len(samples)), samples.lengths[feature])
+                hot[sample_of_id[cold]] = False
+        return hot
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Reader processes make their own flags."""
+        return {"table_rows": self.table_rows, "ids": self.ids, "_flags": {}}
+
+    def _is_hot(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self.table_rows[name] > LARGEST_FLAGS:
+            return np.isin(ids, self.ids[name])
+        if name not in self._flags:
+            self._flags[name] = np.zeros(self.table_rows[name], dtype=np.bool_)
+            self._flags[name][self.ids[name]] = True
+        return self._flags[name][ids]
+
+
+def ids_by_feature(samples: Samples, features: int) -> Iterator[NDArray[np.int64]]:
+    """The ids of each feature, sample by sample."""
+    if samples.lengths is None:
+        yield from samples.ids.reshape(features, -1)
+        return
+    ends = np.cumsum(samples.lengths.sum(axis=1))
+    yield from np.split(samples.ids, ends[:-1])

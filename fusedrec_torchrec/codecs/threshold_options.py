@@ -1,0 +1,41 @@
+"""What a user can choose about data-parallel gradients on the wire."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusedrec_torchrec.codecs.options import NUMBERS, NumberType
+
+__all__ = ["ThresholdOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdOptions:
+    """Only the largest entries of gradients travel, the others are kept and added later.
+
+    Attributes:
+        density: share of the entries that travel in a step; 1 sends all, in an all-reduce.  The
+            default is a hundredth of the bytes of an all-reduce between two ranks.
+        every: steps from one renewal of the thresholds to the next; where more entries reach a
+            threshold than there is room for, it is renewed in the next step.
+        values: how the entries travel; what rounding takes from them is kept, too.
+        min_elements: parameters with fewer elements travel whole.
+        error_feedback: whether what does not travel is kept and added to the next gradients.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    density: float = 0.009
+    every: int = 10
+    values: NumberType = "bf16"
+    min_elements: int = 256
+    error_feedback: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density is {self.density}, must be in (0, 1]")
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}, must be at least 1")
+        if self.values not in NUMBERS:
+            raise ValueError(f"values is {self.values!r}, must be one of {', '.join(NUMBERS)}")
+        if self.min_elements < 0:
+            raise ValueError(f"min_elements is {self.min_elements}, must be at least 0")

@@ -1,1 +1,0 @@
-"""Less on the wire by thresholds (DCT, KDD 2021): for rows, and for data-parallel gradients."""

@@ -1,0 +1,221 @@
+"""Configuration files: one YAML file is one tree of dataclasses.
+
+A section is a class decorated with ``section``: a pydantic dataclass that refuses unknown keys
+and takes the docstring under each field as its description.  The same names appear in the YAML
+file, in Python and in ``--set a.b=c``.
+"""
+
+import copy
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, dataclass_transform, get_args
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from fusedrec_torchrec.core.folder_files import shown
+from fusedrec_torchrec.core.safe_yaml import parse_yaml, read_yaml
+
+__all__ = [
+    "Option",
+    "from_mapping",
+    "load_yaml",
+    "options",
+    "section",
+    "to_mapping",
+    "to_yaml",
+    "with_overrides",
+]
+
+T = TypeVar("T")
+MOST_PROBLEMS = 100  # that are named
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(FieldInfo,))
+def section(cls: type[T]) -> type[T]:
+    """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys."""
+    return pydantic_dataclass(
+        config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
+        frozen=True,
+        kw_only=True,
+    )(cls)  # type: ignore[return-value]
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds, unchecked."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"configuration file {path} is a folder, must be a YAML file")
+    if not path.is_file():
+        raise ValueError(f"configuration file {path} does not exist")
+    data = read_yaml(path)
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}, must hold a mapping")
+    return data
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of ``data`` with ``a.b=c`` applied; ``c`` is read as YAML, list items by number."""
+    result: Any = copy.deepcopy(dict(data))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ValueError(f"override {override!r} must have the form section.key=value")
+        value = parse_yaml(text, f"override {override!r}")
+        node = result
+        for key in keys[:-1]:
+            if isinstance(node, list):
+                node = node[_item(node, key, override)]
+            else:
+                if node.get(key) is None:
+                    node[key] = {}
+                node = node[key]
+            if not isinstance(node, dict | list):
+                raise ValueError(f"override {override!r}: {key!r} holds a value, not a section")
+        if isinstance(node, list):
+            node[_item(node, keys[-1], override)] = value
+        else:
+            node[keys[-1]] = value
+    return result
+
+
+def _item(node: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(node):
+        raise ValueError(
+            f"override {override!r}: {key!r} must be the number of a list item, "
+            f"0 to {len(node) - 1}"
+        )
+    return int(key)
+
+
+def from_mapping(cls: type[T], data: Mapping[str, Any], source: str = "configuration") -> T:
+    """Builds the tree ``cls`` from ``data``.
+
+    Raises:
+        ValueError: one line for each problem: where, what is there, what is allowed.
+    """
+    try:
+        return TypeAdapter(cls).validate_python(dict(data))
+    except ValidationError as error:
+        found = error.errors()
+        problems = [_problem(cls, dict(item)) for item in found[:MOST_PROBLEMS]]
+        if len(found) > MOST_PROBLEMS:
+            problems.append(f"and {len(found) - MOST_PROBLEMS} more problems")
+        raise ValueError("\n".join(f"{source}: {problem}" for problem in problems)) from None
+
+
+def _problem(cls: type[Any], item: dict[str, Any]) -> str:
+    where, what = [str(part) for part in item["loc"]], item["input"]
+    if item["type"] == "unexpected_keyword_argument":
+        allowed = [field.name for field in dataclasses.fields(_section_at(cls, where[:-1]))]
+        close = difflib.get_close_matches(where[-1], allowed, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{'.'.join(where)} is unknown; {hint}allowed: {', '.join(allowed)}"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "missing":
+        return f"{'.'.join(where)} is missing"
+    if item["type"] == "value_error":  # our own checks name the field and its value
+        return f"{'.'.join(where)}: {message}" if where else message
+    message = message[0].lower() + message[1:]
+    return f"{'.'.join(where)} is {shown(what)}: {message.replace('input should', 'it should')}"
+
+
+def _section_at(cls: Any, path: Sequence[str]) -> Any:
+    """The section that ``path`` leads to; numbers and keys of lists and mappings are passed by."""
+    for key in path:
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        cls = _section_in(kinds.get(key)) or cls
+    return cls
+
+
+def _section_in(kind: Any) -> Any:
+    """The section that a type is or holds, as ``list[Section]`` does; None if there is none."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return kind
+    return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a tree."""
+
+    path: str
+    type: str
+    default: str
+    description: str
+
+
+def options(cls: Any, prefix: str = "") -> Iterator[Option]:
+    """All settings of the tree ``cls``, in the order of their definition."""
+    for field in dataclasses.fields(cls):
+        path = prefix + field.name
+        info = cls.__pydantic_fields__[field.name] if is_pydantic_dataclass(cls) else None
+        description = " ".join(((info and info.description) or _described(cls, field.name)).split())
+        inner = _section_in(field.type)
+        if inner is not None and inner is field.type:
+            yield from options(inner, path + ".")
+            continue
+        yield Option(path, _type_name(field.type), _default(field, info), description)
+        if inner is not None:
+            optional = isinstance(field.type, UnionType)
+            yield from options(inner, path + ("." if optional else ".*."))
+
+
+def _described(cls: Any, name: str) -> str:
+    """A field's text in the ``Attributes:`` part of a plain dataclass's docstring."""
+    attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _type_name(kind: Any) -> str:
+    if isinstance(kind, type) and not get_args(kind):
+        return kind.__name__
+    text = re.sub(r"\b(\w+\.)+(?=\w)", "", str(kind))  # names without their modules
+    return re.sub(
+        r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " | "), text
+    )
+
+
+def _default(field: Any, info: FieldInfo | None) -> str:
+    if info is not None:
+        value = info.get_default(call_default_factory=True, validated_data={})
+        if value is PydanticUndefined:
+            return "required"
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        value = field.default
+    if value is dataclasses.MISSING:
+        return "required"
+    if value is None:
+        return "none"
+    if value == "":
+        return "empty"
+    if isinstance(value, list) and any(dataclasses.is_dataclass(item) for item in value):
+        return f"{len(value)} with default settings"
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The whole tree as plain data; ``from_mapping`` makes an equal tree of it."""
+    data: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
+    return data
+
+
+def to_yaml(config: Any) -> str:
+    """The whole tree as YAML; reading it back gives an equal tree."""
+    return yaml.safe_dump(to_mapping(config), sort_keys=False)

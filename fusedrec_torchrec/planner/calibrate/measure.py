@@ -1,0 +1,396 @@
+"""Measures a cluster for the cost model: collectives first, then whole steps.
+
+All-to-alls and all-reduces of several sizes; then training steps of fused and stock tables, of
+shapes that differ in what they stress.  Their time is divided among latency and bytes of links,
+ids, rows, pooling and overhead by least squares, none of which may be negative.  So a rate is what
+the stage takes in a step, not in a loop of its own.
+
+Runs on all ranks of a cluster: ``fusedrec calibrate`` on one machine, ``torchrun -m
+fusedrec_torchrec.planner.calibrate.measure`` on several.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from tqdm import tqdm
+
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.profile import sample_profile
+from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_yaml
+from fusedrec_torchrec.core.files import write_text
+from fusedrec_torchrec.core.terminal import print_table
+from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link
+from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
+from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.sharding.plan_entries import fused_row_wise
+from fusedrec_torchrec.sharding.sharders import FusedEmbeddingBagCollectionSharder
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["Measured", "Shape", "calibrate", "main", "report"]
+
+COLLECTIVE_SIZES = [1 << n for n in range(12, 25, 2)]  # bytes of a rank
+REPEATS, IN_A_ROW = 7, 4
+LONGEST = 3.0  # seconds for one figure, on slow links
+BATCHES = 8  # that differ
+COUNTERS = 1 << 21
+SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A workload that stresses something."""
+
+    tables: int = 26
+    rows: int = 20_000
+    dim: int = 64
+    batch: int = 1024
+    pooling: float = 1.0
+    zipf: float = 1.1
+    hot: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return [f"t{i}" for i in range(self.tables)]
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of a batch's output."""
+        return self.batch * self.tables * self.dim
+
+
+LINK_SHAPES = (
+    Shape(batch=256),
+    Shape(batch=1024, dim=128),
+    Shape(pooling=5.0, batch=512, rows=5000),
+)
+HOT_SHAPES = (
+    Shape(batch=512, hot=5000),
+    Shape(batch=2048, hot=20_000),
+    Shape(batch=512, pooling=5.0, hot=20_000),
+)
+SHAPES = (
+    Shape(batch=64),
+    Shape(batch=512),
+    Shape(batch=4096),
+    Shape(dim=16, batch=4096),
+    Shape(dim=256),
+    Shape(zipf=0.6, batch=2048),
+    Shape(zipf=1.3, batch=2048),
+    Shape(pooling=10.0, batch=512),
+    Shape(tables=100, batch=512, rows=5000),
+    Shape(tables=4, batch=4096),
+)
+
+
+@dataclass(frozen=True)
+class Measured(Timed):
+    """A step of a shape."""
+
+    shape: Shape
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
+    """Of a call, several in a row; the median of some such rows, and the slowest rank's."""
+    times = []
+    repeat, repeats = 0, REPEATS
+    while repeat <= repeats:
+        function()  # caches are those of whatever ran last
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - begun) / IN_A_ROW)
+        if not repeat:  # which was to warm up, and to see how long it takes
+            first = _slowest(times.pop(), device)
+            repeats = min(max(round(LONGEST / (first * (IN_A_ROW + 1))), 2), REPEATS)
+        repeat += 1
+    return _slowest(float(np.median(times)), device)
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    """Of all ranks."""
+    slowest = torch.tensor([seconds], device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of all-to-alls and all-reduces of ``COLLECTIVE_SIZES``."""
+    found: dict[str, list[float]] = {"all_to_all": [], "all_reduce": []}
+    for size in COLLECTIVE_SIZES:
+        count = size // 4 // group.size() * group.size()
+        sent = torch.zeros(max(count, group.size()), device=device)
+        received = torch.empty_like(sent)
+
+        def exchange(received: torch.Tensor = received, sent: torch.Tensor = sent) -> None:
+            dist.all_to_all_single(received, sent, group=group)
+
+        def add_up(sent: torch.Tensor = sent) -> None:
+            dist.all_reduce(sent, group=group)
+
+        found["all_to_all"].append(seconds_of(exchange, device))
+        found["all_reduce"].append(seconds_of(add_up, device))
+    return found
+
+
+def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
+    """Data of a shape, and its hot rows."""
+    source = SyntheticData(
+        [
+            SyntheticTable(name=name, rows=shape.rows, zipf=shape.zipf, pooling=shape.pooling)
+            for name in shape.names
+        ],
+        dense_features=1,
+        samples=BATCHES * ranks * shape.batch,
+    )
+    if not shape.hot:
+        return source, None
+    profile = sample_profile(source, 1.0, COUNTERS, progress=False)
+    return source, HotSet.most_used(profile, shape.hot)
+
+
+def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
+    """Of a training step; must be called on all ranks."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    source, hot_set = source_of(shape, ranks)
+    model = _model(system, shape, device, hot_set)
+    batches = []
+    for number in range(BATCHES):
+        start = (number * ranks + rank) * shape.batch
+        samples = source.read(start, start + shape.batch)
+        lengths = (
+            np.ones(shape.tables * shape.batch, np.int32)
+            if samples.lengths is None
+            else samples.lengths.ravel()
+        )
+        batches.append(
+            (torch.from_numpy(samples.ids).to(device), torch.from_numpy(lengths).to(device))
+        )
+    gradient = torch.full((shape.batch, shape.tables * shape.dim), 1e-6, device=device)
+    turn = cycle(batches)
+
+    def step() -> None:
+        values, lengths = next(turn)  # nothing computed from it yet, as of a data loader
+        batch = KeyedJaggedTensor(
+            keys=shape.names, values=values, lengths=lengths, stride=shape.batch
+        )
+        model(batch).values().backward(gradient)
+
+    return seconds_of(step, device)
+
+
+def predicted(system: str, shape: Shape, ranks: int) -> Step:
+    """The same as the cost model sees it."""
+    classes = RowClasses.zipf(shape.rows, shape.zipf)
+    loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in shape.names]
+    if system != FUSED:
+        return stock_step(system, loads, shape.batch, ranks)
+    _, hot_set = source_of(shape, ranks)
+    hot = None
+    if hot_set is not None:
+        hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
+    return fused_step(loads, shape.batch, ranks, hot=hot)
+
+
+def _model(
+    system: str, shape: Shape, device: torch.device, hot_set: HotSet | None
+) -> DistributedModelParallel:
+    ranks, names = dist.get_world_size(), shape.names
+    module = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=shape.rows, embedding_dim=shape.dim, feature_names=[name]
+            )
+            for name in names
+        ],
+        device=torch.device("meta"),
+    )
+    sharder: Any = FusedEmbeddingBagCollectionSharder(
+        {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3}
+    )
+    generators: dict[str, Callable[[int], Any]] = {
+        FUSED: lambda i: fused_row_wise(
+            hot_rows=None if hot_set is None else hot_set.ids[names[i]].tolist()
+        ),
+        "table_wise": lambda i: table_wise(rank=i % ranks, compute_kernel="fused"),
+        "row_wise": lambda _: row_wise(compute_kernel="fused"),
+        "column_wise": lambda _: column_wise(ranks=list(range(ranks)), compute_kernel="fused"),
+    }
+    plan = construct_module_sharding_plan(
+        module,
+        {name: generators[system](i) for i, name in enumerate(names)},
+        sharder=sharder,
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
+        world_size=ranks,
+        device_type=device.type,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    return DistributedModelParallel(
+        module,
+        env=ShardingEnv.from_process_group(group),
+        device=device,
+        plan=ShardingPlan({"": plan}),
+        sharders=[sharder],
+    )
+
+
+def both_links(device: torch.device, local: int) -> list[dict[str, list[float]]]:
+    """Collectives among all ranks, and among those of a node."""
+    ranks, group = dist.get_world_size(), dist.group.WORLD
+    assert group is not None
+    everyone = collectives(group, device)
+    if local == ranks:
+        return [everyone, everyone]
+    nodes = [dist.new_group(list(range(n, n + local))) for n in range(0, ranks, local)]
+    return [everyone, collectives(nodes[dist.get_rank() // local], device)]
+
+
+def calibrate(
+    name: str,
+    device: torch.device,
+    ranks: int,
+    run: Callable[[Callable[[], Any]], Any],
+    progress: bool = True,
+    rates: ClusterConfig | None = None,
+) -> tuple[ClusterConfig, list[Measured]]:
+    """Measures the cluster of all ranks; they all get the same answer.
+
+    Args:
+        name: of the cluster.
+        device: of this rank.
+        ranks: of the cluster.
+        run: runs a function in a process group of all ranks.
+        progress: whether to show a bar.
+        rates: a cluster of the same machines; only links are measured then.
+    """
+    local = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
+    everyone, within = run(lambda: both_links(device, local))
+    cluster = ClusterConfig(
+        name=name,
+        device="cuda" if device.type == "cuda" else "cpu",
+        ranks=ranks,
+        ranks_per_node=local,
+        memory=run(lambda: _memory(device, local)),
+        within_node=_link(within, local),
+        between_nodes=_link(everyone, ranks),
+    )
+    shapes = SHAPES if rates is None else LINK_SHAPES
+    todo = [(system, shape) for shape in shapes for system in SYSTEMS]
+    todo += [(FUSED, shape) for shape in HOT_SHAPES]
+    measured = []
+    for system, shape in tqdm(todo, desc="steps", disable=not progress):
+        seconds = run(partial(seconds_of_step, system, shape, device))
+        measured.append(Measured(predicted(system, shape, ranks), seconds, shape))
+    away = (ranks - local if local < ranks else ranks - 1) / ranks
+    far = [size * away for size in COLLECTIVE_SIZES]
+    curve = list(zip(far, everyone["all_to_all"], strict=True))
+    return fit(cluster, curve, measured, rates), measured
+
+
+def _link(seconds: dict[str, list[float]], ranks: int) -> LinkConfig:
+    if ranks < 2:
+        return LinkConfig()
+    away = (ranks - 1) / ranks
+    sent = [size * away for size in COLLECTIVE_SIZES]
+    latency, all_to_all = fit_link(sent, seconds["all_to_all"])
+    _, all_reduce = fit_link([2 * size for size in sent], seconds["all_reduce"])
+    return LinkConfig(all_to_all=all_to_all, all_reduce=all_reduce, latency=latency)
+
+
+def _memory(device: torch.device, local: int) -> float:
+    """GB for a rank's tables."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory) / GB
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return pages * size / local / GB
+
+
+# ---------------------------------------------------------------- the command
+
+
+def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
+    """Prints what was found, and how well it explains what was measured."""
+    rows = []
+    for each in measured:
+        predicted = each.step.seconds(cluster)
+        shape = each.shape
+        rows.append(
+            (
+                each.step.system,
+                f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
+                f"{shape.pooling:g}, zipf {shape.zipf}" + (f", {shape.hot} hot" * bool(shape.hot)),
+                f"{1e3 * each.seconds:.2f}",
+                f"{1e3 * predicted:.2f}",
+                f"{predicted / each.seconds - 1:+.0%}",
+            )
+        )
+    print_table(
+        f"steps of {cluster.name}, milliseconds",
+        ("system", "shape", "measured", "predicted", "off by"),
+        rows,
+    )
+    errors = [abs(m.step.seconds(cluster) / m.seconds - 1) for m in measured]
+    print(f"median error {np.median(errors):.0%}, largest {max(errors):.0%}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """On one rank of the cluster."""
+    parser = argparse.ArgumentParser(prog="fusedrec calibrate")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--name", default="measured")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rates-of", type=Path, help="cluster file of the same machines")
+    parser.add_argument("--store", help="file for the ranks to meet, in place of the environment")
+    parser.add_argument("--quiet", action="store_true")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    on_cuda = given.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_cuda else torch.device("cpu")
+    rates = None
+    if given.rates_of is not None:
+        rates = from_mapping(ClusterConfig, load_yaml(given.rates_of), str(given.rates_of))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    run = FreshProcesses(rank, ranks, "nccl" if on_cuda else "gloo", given.store)
+    progress = rank == 0 and not given.quiet
+    cluster, measured = calibrate(given.name, device, ranks, run, progress, rates)
+    if rank == 0:
+        write_text(given.output, to_yaml(cluster))
+        report(cluster, measured)
+        print(f"cluster: {given.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What a model asks of a table: the cost model's and the planner's view of it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
+
+__all__ = ["NUMBER_BYTES", "TableLoad", "even_ranges"]
+
+NUMBER_BYTES = 4
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TableLoad:
+    """What a model asks of a table.
+
+    Attributes:
+        name: of the table.
+        rows, dim: of the table.
+        pooling: ids of a sample, of all features of the table together.
+        classes: how often rows are used.
+        bags: bags of a sample: features of the table.
+        pooled: whether a bag becomes one row of output, or every id one.
+        places: where the used rows are; None if popular ones are anywhere.
+        element_bytes: of a weight.
+        state_bytes: of a row's optimizer state.
+        kind: tables of one kind make a bucket.
+        can_be_hot: whether the optimizer can keep replicas equal.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    pooling: float
+    classes: RowClasses
+    bags: int = 1
+    pooled: bool = True
+    places: RowPlaces | None = None
+    element_bytes: int = NUMBER_BYTES
+    state_bytes: int = NUMBER_BYTES
+    kind: str = ""
+    can_be_hot: bool = True
+
+    def ids(self, batch: int) -> float:
+        return batch * self.pooling
+
+    def unique(self, batch: float, hot: int = 0) -> float:
+        """Distinct rows of a batch that are not among the ``hot`` most used ones."""
+        return _unique(self.classes, batch * self.pooling, hot)
+
+    @property
+    def outputs(self) -> float:
+        """Rows of output of a sample."""
+        return self.bags if self.pooled else self.pooling
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row at its owner, with the optimizer's state."""
+        return self.dim * self.element_bytes + self.state_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the table, with the optimizer's state."""
+        return self.rows * self.row_bytes
+
+    def share(self, ranges: NDArray[np.int64], batch: int, hot: NDArray[np.int64]) -> Floats:
+        """Of the distinct rows that a batch asks for, the share of each range of rows.
+
+        Args:
+            ranges: where they begin, and the end of the last one.
+            batch: samples of a rank.
+            hot: rows that are not asked for.
+        """
+        if self.places is None:
+            return np.asarray(np.diff(ranges) / max(self.rows, 1), dtype=np.float64)
+        places = self.places.without(hot) if len(hot) else self.places
+        met = np.diff(places.before(ranges, self.ids(batch)))
+        return np.asarray(met / max(met.sum(), 1e-300))
+
+    def even_share(self, ranks: int, batch: int) -> Floats:
+        """The same of ranges as TorchRec makes them."""
+        return _even_share(self, ranks, batch)
+
+    def access_share(self, ranges: NDArray[np.int64]) -> Floats:
+        """Of all accesses, the share of each range of rows."""
+        if self.places is None:
+            return np.asarray(np.diff(ranges) / max(self.rows, 1), dtype=np.float64)
+        return np.diff(self.places.before(ranges, None))
+
+
+@lru_cache(maxsize=1 << 16)
+def _unique(classes: RowClasses, ids: float, hot: int) -> float:
+    return (classes.without(hot) if hot else classes).unique(ids)
+
+
+@lru_cache(maxsize=1 << 12)
+def _even_share(table: TableLoad, ranks: int, batch: int) -> Floats:
+    return table.share(even_ranges(table.rows, ranks), batch, np.empty(0, np.int64))
+
+
+def even_ranges(rows: int, ranks: int) -> NDArray[np.int64]:
+    """Where each rank's rows begin, as TorchRec splits a table."""
+    block = -(-rows // ranks)
+    return np.minimum(block * np.arange(ranks + 1, dtype=np.int64), rows)

@@ -1,0 +1,341 @@
+"""A decision for people: what was chosen, what else it would have cost, what limits, what helps."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.core.terminal import human_bytes, print_table
+from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.step import STOCK, Part, Step
+from fusedrec_torchrec.planner.search.assign import Prices
+from fusedrec_torchrec.planner.search.decide import MB, Decision, again, alike, decide
+from fusedrec_torchrec.planner.search.search_config import SearchConfig
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["Explanation", "print_explanation"]
+
+MOST_TABLES = 60  # that are shown
+MOST_RANKS = 16
+BAR = 24
+WORTH_TELLING = 0.01
+CODED = ("rows", "gradients")  # parts of a step that codecs are about
+MORE_HOT_MB = (64, 256, 1024)
+COLUMNS = {
+    FUSED: "fused",
+    "table_wise": "table",
+    "row_wise": "row",
+    "column_wise": "column",
+    "data_parallel": "data parallel",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something that would make the step shorter, and by which share of it."""
+
+    what: str
+    saves: float
+
+
+class Explanation:
+    """What there is to say about a decision.
+
+    Args:
+        decision: that was made.
+        search: what it was free to decide.
+        unfit: tables that cannot be fused.
+    """
+
+    def __init__(self, decision: Decision, search: SearchConfig, unfit: Sequence[str] = ()) -> None:
+        self.decision, self.search = decision, search
+        systems = [FUSED, *STOCK]
+        if decision.groups.number > 1:  # where no table is data-parallel
+            systems.remove("data_parallel")
+        self.prices = Prices(
+            decision.tables,
+            decision.batch,
+            decision.cluster,
+            decision.groups,
+            systems,
+            decision.on_host,
+            decision.exact_counts,
+        )
+        self.unfit = set(unfit)
+        self.alternatives = self._alternatives()
+
+    def price(self, t: int, system: str) -> float | None:
+        """Seconds that a table adds to a step; None if it cannot be sharded so."""
+        table = self.decision.tables[t]
+        cannot = system == FUSED and table.name in self.unfit
+        if system == "column_wise" and table.dim % (4 * self.decision.groups.size):
+            cannot = True
+        too_large = table.size > self.decision.cluster.memory * GB
+        is_whole = system in ("table_wise", "data_parallel")
+        if is_whole and (too_large or self.decision.on_host[t]):
+            cannot = True
+        if cannot or system not in self.prices.of_use:
+            return None
+        if system == "table_wise" and system not in self.decision.systems:
+            alone = np.zeros((len(self.prices.loads_KT), self.decision.groups.size))
+            alone[:, 0] = self.prices.loads_KT[:, t]  # no other table makes up for it
+            return float(self.prices.of_tables[system][t]) + self.prices.of_whole_tables(alone)
+        return float(self.prices.balanced(system)[t])
+
+    def _alternatives(self) -> dict[str, Decision]:
+        """The plan, and plainer ones."""
+        decision, search = self.decision, self.search
+        found = {"this plan": decision}
+        if decision.hot:
+            without = replace(search, hot=replace(search.hot, memory=0.0))
+            found["without hot rows"] = again(decision, without)
+        if not decision.codecs.are_exact:
+            found["rows and gradients as fp32"] = again(decision, replace(search, codecs=[]))
+        if decision.ranges is not None:
+            found["with even row ranges"] = again(decision, replace(search, row_ranges="even"))
+        if decision.groups.number > 1:
+            one = replace(search, groups=replace(search.groups, sizes=[]))
+            with suppress(ValueError):  # it may not fit, which may be why there are groups
+                found["in one group"] = decide(
+                    decision.tables, decision.batch, decision.cluster, one, sorted(self.unfit)
+                )
+        for system in (FUSED, "table_wise", "row_wise", "column_wise"):
+            if set(decision.systems) == {system} and decision.groups.number == 1:
+                continue
+            if system == FUSED and self.unfit:
+                continue
+            other = alike(decision, system, search)
+            if other is not None:
+                found[f"all {system}"] = other
+        return found
+
+    def parts(self) -> list[tuple[Step, Part, float]]:
+        """Parts of the step with their seconds, in its order."""
+        cluster = self.decision.cluster
+        return [
+            (step, part, part.seconds(cluster, step.rates(cluster)))
+            for step in self.decision.steps
+            for part in step.parts
+        ]
+
+    def overhead(self) -> float:
+        return sum(step.overhead(self.decision.cluster) for step in self.decision.steps)
+
+    def busy_W(self) -> NDArray[np.float64]:
+        """Seconds that each rank of a group is busy in a step."""
+        cluster = self.decision.cluster
+        return np.sum(
+            [part.seconds_W(cluster, step.rates(cluster)) for step, part, _ in self.parts()], axis=0
+        )
+
+    def codecs(self) -> str:
+        """How rows and gradients of fused tables travel, and what that saves."""
+        decision = self.decision
+        if FUSED not in decision.systems:
+            return "none, no table is fused"
+        chosen, exact = (
+            sum(part.bytes_sent for s in each.steps for part in s.parts if part.name in CODED)
+            for each in (decision, replace(decision, codecs=Codecs()))
+        )
+        text = f"{decision.codecs}: a rank sends {human_bytes(chosen / decision.ranks)} of them"
+        if decision.codecs.are_exact:
+            return text
+        before = human_bytes(exact / decision.ranks)
+        return f"{text} in a step, {before} as fp32, {exact / max(chosen, 1e-30):.1f} x fewer"
+
+    def limit(self) -> str:
+        """What the step spends most of its time on."""
+        total = self.decision.seconds
+        kinds: dict[str, float] = {"Python and starting kernels": self.overhead()}
+        latency = 0.0
+        cluster = self.decision.cluster
+        for step, part, seconds in self.parts():
+            if part.is_collective:
+                empty = replace(part, amount_W=np.zeros(1)).seconds(cluster, step.rates(cluster))
+                latency += empty
+                kinds["bytes on the wire"] = kinds.get("bytes on the wire", 0) + seconds - empty
+            else:
+                name = {"ids": "ids at the requester", "hot": "looking for hot rows"}
+                kind = name.get(part.kind, f"{part.kind.replace('_', ' ')} of rows")
+                kinds[kind] = kinds.get(kind, 0) + seconds
+        kinds["latency of collectives"] = latency
+        most = max(kinds, key=lambda kind: kinds[kind])
+        return f"{most}, {kinds[most] / max(total, 1e-30):.0%} of the step"
+
+    def advice(self) -> list[Advice]:
+        """What would help, the most helpful first."""
+        found = [
+            Advice(what, 1 - other.seconds / self.decision.seconds)
+            for what, other in self._variations()
+        ]
+        worth = [advice for advice in found if advice.saves >= WORTH_TELLING]
+        return sorted(worth, key=lambda advice: -advice.saves)
+
+    def _variations(self) -> Iterator[tuple[str, Decision]]:
+        decision, search, cluster = self.decision, self.search, self.decision.cluster
+        if decision.groups.number == 1 and FUSED in decision.systems:
+            for more in MORE_HOT_MB:
+                hot = replace(search.hot, memory=search.hot.memory + more)
+                yield f"+{more} MB for hot rows", again(decision, replace(search, hot=hot))
+            if search.hot.sync_every == 1:
+                every = replace(search.hot, sync_every=8, memory=max(search.hot.memory, 256.0))
+                yield (
+                    "hot rows synced every 8 steps (search.hot.sync_every, not exact)",
+                    again(decision, replace(search, hot=every)),
+                )
+        if search.codecs == [] and FUSED in decision.systems:
+            lossy = replace(search, codecs=["bf16"])
+            yield "rows and gradients as bf16 (search.codecs, lossy)", again(decision, lossy)
+        if not search.groups.sizes and cluster.ranks > cluster.ranks_per_node:
+            size = cluster.ranks_per_node
+            grouped = replace(search, groups=replace(search.groups, sizes=[size]))
+            with suppress(ValueError):
+                other = decide(
+                    decision.tables, decision.batch, cluster, grouped, sorted(self.unfit)
+                )
+                yield f"2D parallelism, groups of {size} (search.groups.sizes)", other
+        faster = _faster(cluster)
+        what = "between nodes" if cluster.ranks > cluster.ranks_per_node else "between ranks"
+        yield f"links {what} twice as fast", again(decision, search, faster)
+
+
+def _faster(cluster: ClusterConfig) -> ClusterConfig:
+    def twice(link: LinkConfig) -> LinkConfig:
+        return replace(link, all_to_all=2 * link.all_to_all, all_reduce=2 * link.all_reduce)
+
+    if cluster.ranks > cluster.ranks_per_node:
+        return replace(cluster, between_nodes=twice(cluster.between_nodes))
+    return replace(cluster, within_node=twice(cluster.within_node))
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """All of it, as text."""
+    decision, cluster = explanation.decision, explanation.decision.cluster
+    size = sum(table.size for table in decision.tables)
+    print(
+        f"{len(decision.tables)} tables, {human_bytes(size)} with optimizer state, on "
+        f"{cluster.ranks} ranks of {cluster.name}; {decision.batch} samples a rank"
+    )
+    _print_tables(explanation)
+    _print_alternatives(explanation)
+    _print_breakdown(explanation)
+    _print_ranks(explanation)
+    print(f"codecs: {explanation.codecs()}")
+    print(f"what limits: {explanation.limit()}")
+    advice = explanation.advice()
+    for each in advice:
+        print(f"what would help: {each.what} saves {each.saves:.0%}")
+    if not advice:
+        print("what would help: nothing that was looked at saves 1 %")
+
+
+def _print_tables(explanation: Explanation) -> None:
+    decision = explanation.decision
+    prices = [[explanation.price(t, s) for s in COLUMNS] for t in range(len(decision.tables))]
+    places = list(COLUMNS)
+    chosen = [prices[t][places.index(s)] or 0.0 for t, s in enumerate(decision.systems)]
+    rows: dict[tuple[object, ...], list[int]] = {}  # tables that are alike make one line
+    for t in range(len(decision.tables)):
+        table = decision.tables[t]
+        ids, unique = table.ids(decision.batch), table.unique(decision.batch)
+        how = decision.systems[t]
+        if decision.on_host[t]:
+            how += ", host memory"
+        line = (
+            f"{table.rows:,} x {table.dim}",
+            f"{ids:,.0f}",
+            f"{unique:,.0f}",
+            how,
+            len(decision.hot.get(table.name, ())) or "",
+            *map(milliseconds, prices[t]),
+        )
+        rows.setdefault(line, []).append(t)
+    costly = sorted(rows, key=lambda line: -sum(chosen[t] for t in rows[line]))[:MOST_TABLES]
+    left = len(decision.tables) - sum(len(rows[line]) for line in costly)
+    print_table(
+        "tables, and the milliseconds that each sharding would add to a step"
+        + (f" (those that cost most; {left} more)" if left else ""),
+        ("table", "rows", "ids", "distinct", "chosen", "hot rows", *COLUMNS.values()),
+        [(_names(decision, rows[line]), *line) for line in rows if line in costly],
+    )
+
+
+def _names(decision: Decision, places: Sequence[int]) -> str:
+    first = decision.tables[places[0]].name
+    if len(places) == 1:
+        return first
+    return f"{first} ... {decision.tables[places[-1]].name}, {len(places)} tables"
+
+
+def _print_alternatives(explanation: Explanation) -> None:
+    best = explanation.decision.seconds
+    print_table(
+        "plans",
+        ("plan", "ms a step", "compared", "MB a rank sends", "GB of the fullest rank"),
+        [
+            (
+                name,
+                milliseconds(each.seconds),
+                f"{each.seconds / best:.2f} x",
+                f"{each.bytes_sent / each.ranks / MB:.3g}",
+                f"{each.memory_W.max() / GB:.3g}",
+            )
+            for name, each in explanation.alternatives.items()
+        ],
+    )
+
+
+def _print_breakdown(explanation: Explanation) -> None:
+    total = explanation.decision.seconds
+    rows = [("", "start of the step", "", milliseconds(explanation.overhead()), "", "")]
+    for step, part, seconds in explanation.parts():
+        mean = float(part.amount_W.mean())
+        ratio = float(part.amount_W.max()) / mean if mean else 1.0
+        rows.append(
+            (
+                step.system,
+                part.name,
+                human_bytes(part.bytes_sent / len(part.amount_W)) if part.is_collective else "",
+                milliseconds(seconds),
+                f"{seconds / total:.0%}",
+                f"{ratio:.2f}",
+            )
+        )
+    print_table(
+        f"a step, {milliseconds(total)} ms",
+        ("sharding", "part", "a rank sends", "ms", "share", "busiest to mean"),
+        rows,
+    )
+
+
+def _print_ranks(explanation: Explanation) -> None:
+    busy, memory = explanation.busy_W(), explanation.decision.memory_W
+    shown = np.unique(np.linspace(0, len(busy) - 1, min(len(busy), MOST_RANKS)).astype(int))
+    room = explanation.decision.cluster.memory * GB
+    of_groups = " of a group" if explanation.decision.groups.number > 1 else ""
+    print_table(
+        f"ranks{of_groups}" + (f", {len(shown)} of {len(busy)}" if len(shown) < len(busy) else ""),
+        ("rank", "busy ms", "", "memory", ""),
+        [
+            (
+                rank,
+                milliseconds(float(busy[rank])),
+                bar(float(busy[rank] / max(busy.max(), 1e-30))),
+                human_bytes(float(memory[rank])),
+                bar(float(memory[rank]) / room),
+            )
+            for rank in shown.tolist()
+        ],
+    )
+
+
+def bar(share: float) -> str:
+    full = round(BAR * min(max(share, 0.0), 1.0))
+    return "█" * full + "·" * (BAR - full)

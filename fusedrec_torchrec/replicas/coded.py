@@ -1,0 +1,120 @@
+"""Gradients of rows that several ranks have, in fewer bytes.
+
+What a codec takes from a gradient is kept, and added to the row's next one: thresholds with error
+feedback, as for the dense part of a model.  A message has the slots of all buckets and then the
+streams of their codecs, each rounded up to whole words of four bytes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from fusedrec_torchrec.codecs.largest import LargestEntries
+from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.codecs.wire import build
+from fusedrec_torchrec.replicas.replica import Replica
+
+__all__ = ["CodedGradients", "coded_gradients"]
+
+WORD = 4
+
+
+def coded_gradients(
+    options: CodecOptions | None, replicas: Sequence[Replica]
+) -> "CodedGradients | None":
+    """None if gradients travel as they are.
+
+    Raises:
+        ValueError: they may not be changed on the way.
+    """
+    if options is None or options.is_exact:
+        return None
+    if any(replica.clips for replica in replicas):
+        raise ValueError(
+            f"codec is {options.type} and the optimizer clips gradients (gradient_clipping), must "
+            "be without: what is left of a gradient would be clipped again"
+        )
+    return CodedGradients(options, replicas)
+
+
+class CodedGradients:
+    """Codecs of all buckets, and what they have left.
+
+    Args:
+        options: the user's settings.
+        replicas: of each bucket.
+    """
+
+    def __init__(self, options: CodecOptions, replicas: Sequence[Replica]) -> None:
+        self.left = [
+            torch.zeros(max(each.capacity, 1), each.dim, device=each.tensors[0].device)
+            for each in replicas
+        ]
+        """[slots, columns] of each bucket: what has not travelled yet."""
+        self._codecs = [build(options, left.size(1), left.device) for left in self.left]
+
+    def _sizes(self, row: Sequence[int]) -> list[list[int]]:
+        """[bucket][stream] bytes of a message with so many slots of each bucket."""
+        return [
+            [stream[0] for stream in codec.sizes([n])]
+            for codec, n in zip(self._codecs, row, strict=True)
+        ]
+
+    def words(self, row: Sequence[int]) -> int:
+        """Size of a message with so many slots of each bucket."""
+        return sum(row) + sum(-(-size // WORD) for streams in self._sizes(row) for size in streams)
+
+    def pack(
+        self, slots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The parts of a message, int32."""
+        parts = list(slots)
+        for codec, left, slots_M, gradients_MD in zip(
+            self._codecs, self.left, slots, gradients, strict=True
+        ):
+            index, counts = slots_M.long(), [len(slots_M)]
+            wanted_MD = gradients_MD.float() + left.index_select(0, index)
+            streams, _ = codec.encode(wanted_MD, counts, training=True)
+            arrives_MD = torch.empty_like(wanted_MD)
+            codec.decode(streams, counts, arrives_MD)
+            # Of numbers that are none, nothing is left.
+            left.index_copy_(0, index, wanted_MD.sub_(arrives_MD).nan_to_num_(0.0, 0.0, 0.0))
+            parts += [_words(stream) for stream in streams]
+        return parts
+
+    def unpack(
+        self, message: torch.Tensor, row: Sequence[int]
+    ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
+        """Slots and gradients of each bucket."""
+        slots = message[: sum(row)].split(list(row))
+        sizes = self._sizes(row)
+        padded = [-(-size // WORD) * WORD for streams in sizes for size in streams]
+        pieces = iter(message[sum(row) :].view(torch.uint8).split(padded))
+        rows = []
+        for codec, n, of_bucket, left in zip(self._codecs, row, sizes, self.left, strict=True):
+            streams = [next(pieces)[:size] for size in of_bucket]
+            out = left.new_empty(n, left.size(1))
+            codec.decode(streams, [n], out)
+            rows.append(out)
+        return slots, rows
+
+    def thresholds(self) -> dict[str, torch.Tensor]:
+        """State of the codecs that have one, by the number of the bucket."""
+        return {
+            f"{k}.threshold": codec.threshold.state()
+            for k, codec in enumerate(self._codecs)
+            if isinstance(codec, LargestEntries)
+        }
+
+    def load_thresholds(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
+        for k, codec in enumerate(self._codecs):
+            found = [s[f"{k}.threshold"] for s in states if f"{k}.threshold" in s]
+            if isinstance(codec, LargestEntries):
+                codec.threshold.load(found)
+
+
+def _words(stream: torch.Tensor) -> torch.Tensor:
+    missing = -stream.numel() % WORD
+    if missing or stream.storage_offset() % WORD:
+        stream = torch.cat([stream, stream.new_zeros(missing)])
+    return stream.view(torch.int32)

@@ -1,0 +1,250 @@
+"""``fused_row_wise`` as a TorchRec ``EmbeddingSharding``: plan in, stages of the data path out.
+
+Derives from TorchRec's row-wise sharding, which already describes tables split by row ranges
+over all ranks, with their ShardedTensor and DTensor metadata.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingEnv2D,
+)
+from torchrec.modules.embedding_configs import PoolingType
+
+from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.codecs.wire import Wire, build, build_backward
+from fusedrec_torchrec.compat.id_group import id_group
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.input_dist import FusedInputDist
+from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
+from fusedrec_torchrec.exchange.lookup import FusedLookup, check_bucket
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
+from fusedrec_torchrec.hot.choose import Chosen, choose
+from fusedrec_torchrec.hot.index import HotIndex
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
+from fusedrec_torchrec.hot.rows import HotRows
+
+__all__ = ["FusedEmbeddingSharding"]
+
+logger = logging.getLogger(__name__)
+
+
+class FusedEmbeddingSharding(
+    BaseRwEmbeddingSharding[FusedShardingContext, ReceivedRows, torch.Tensor, torch.Tensor]
+):
+    """All ``fused_row_wise`` tables of one module.
+
+    Args:
+        sharding_infos: the tables and their part of the plan.
+        env: ranks and process group.
+        device: where tables and batches live.
+        pooled: whether ids are pooled (EmbeddingBagCollection) or not (EmbeddingCollection).
+        qcomm_codecs_registry: TorchRec's codecs; those for fused tables stand in the plan already.
+    """
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        pooled: bool = True,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        if env.process_group is None:
+            raise ValueError("env.process_group is None, fused_row_wise needs a process group")
+        ranks, self._everyone = list(range(env.world_size)), None
+        if isinstance(env, ShardingEnv2D):
+            ranks = torch.distributed.get_process_group_ranks(env.sharding_pg)
+            self._everyone = env.process_group
+        for info in sharding_infos:
+            check_row_ranges(info, ranks)
+        super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
+        self._id_group = id_group(self._group(), self._device)
+        if self._everyone is not None:
+            self._everyone = id_group(self._everyone, self._device)
+        self.options = ExchangeOptions()
+        self.hot: HotRows | None = None
+        self._pooled = pooled
+        self._weighted = pooled and any(i.embedding_config.is_weighted for i in sharding_infos)
+        self._mean_tables = {
+            info.embedding_config.name
+            for info in sharding_infos
+            if info.embedding_config.pooling == PoolingType.MEAN
+        }
+        codecs = {info.embedding_config.name: codecs_of(info) for info in sharding_infos}
+        self._frozen = {
+            info.embedding_config.name for info in sharding_infos if not info.param.requires_grad
+        }
+        self._grouped_embedding_configs_per_rank = group_into_buckets(
+            self._shard(sharding_infos), codecs=codecs, frozen=self._frozen
+        )
+        self._grouped_embedding_configs = self._grouped_embedding_configs_per_rank[self._rank]
+        for config in self._grouped_embedding_configs:
+            check_bucket(config, self._device)
+        self.layout = ExchangeLayout(self._grouped_embedding_configs_per_rank, self._device)
+        self.wires = self._wires(codecs)
+
+    def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
+        mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
+        return FusedInputDist(
+            self._id_group,
+            self.layout,
+            self.options,
+            mean_S if self._pooled else None,
+            self._weighted,
+            self.hot,
+            self._everyone,
+        )
+
+    def replicate(
+        self,
+        rules: Mapping[str, HotRule],
+        options: HotOptions,
+        lookup: FusedLookup,
+    ) -> None:
+        """Makes rows hot, before the input dist is created.
+
+        Args:
+            rules: which rows of single tables are hot.
+            options: the user's settings, also for all tables together.
+            lookup: of this sharding.
+        """
+        chosen = self._choose_on_all_ranks(rules, options, lookup)
+        if chosen is None:
+            if options != HotOptions(tables=options.tables):
+                logger.warning(
+                    "hot: settings are given, but no rows: set rule, tables or hot_set, or "
+                    "hot_rows in the plan"
+                )
+            return
+        if self._everyone is not None:
+            raise ValueError(
+                "hot rows are not supported with 2D parallelism: their current values are in "
+                "replicas within a group, and groups sync the rows of the tables; remove the hot "
+                "rows, or use DistributedModelParallel"
+            )
+        layout = ExchangeLayout(
+            self._grouped_embedding_configs_per_rank, self._device, chosen.capacity
+        )
+        self.layout = layout
+        index = HotIndex(layout, chosen.home_keys(layout))
+        self.hot = lookup.hot = HotRows(self._group(), layout, lookup.kernels, index, options)
+
+    def _choose_on_all_ranks(
+        self, rules: Mapping[str, HotRule], options: HotOptions, lookup: FusedLookup
+    ) -> Chosen | None:
+        """The hot rows; every rank reads files of its own, so ranks compare what they chose."""
+        chosen, problem, facts = None, None, {}
+        try:
+            chosen = choose(rules, options, self.layout, lookup.kernels)
+        except (ValueError, OSError) as error:
+            problem = error
+            facts = facts_of("error", str(error))
+        if chosen is not None:
+            facts = facts_of("capacity of buckets", chosen.capacity)
+            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
+            facts |= facts_of("use of C++ operators", native.available_on(self._device))
+            for table, ids in zip(self.layout.tables, chosen.ids, strict=True):
+                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
+        if rules or options.rule is not None or options.hot_set is not None:
+            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
+        if problem is not None:
+            raise problem
+        return chosen
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: Any = None,
+    ) -> FusedLookup:
+        return FusedLookup(
+            grouped_configs=self._grouped_embedding_configs,
+            pg=self._pg,
+            device=device or self._device,
+            frozen=self._frozen,
+        )
+
+    def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:
+        return FusedOutputDist(self._group(), self.layout, self.wires)
+
+    def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
+        """Codecs of rows and of gradients; None if all travel as they are."""
+        of_bucket = [codecs[self.layout.tables[b.first_table].name] for b in self.layout.buckets]
+        if all(each is None for each in of_bucket):
+            return None
+        for config in self._grouped_embedding_configs:
+            check_output_type(config, codecs)
+        dims = [bucket.dim for bucket in self.layout.buckets]
+        both = [each or Codecs() for each in of_bucket]
+        forward = [build(c.forward, d, self._device) for c, d in zip(both, dims, strict=True)]
+        backward = [
+            build_backward(c.backward, codec, dim, self._device)
+            for c, codec, dim in zip(both, forward, dims, strict=True)
+        ]
+        return Wire(forward, dims), Wire(backward, dims)
+
+    def _group(self) -> torch.distributed.ProcessGroup:
+        assert self._pg is not None
+        return self._pg
+
+
+def codecs_of(info: EmbeddingShardingInfo) -> Any:
+    """Of a table; None if its rows travel as they are."""
+    codecs = getattr(info.param_sharding, "codecs", None)
+    if isinstance(codecs, Codecs) and codecs.are_exact:
+        return None
+    return codecs
+
+
+def check_output_type(config: GroupedEmbeddingConfig, codecs: Mapping[str, Any]) -> None:
+    """Refuses codecs for rows that are not float32."""
+    given = (config.fused_params or {}).get("output_dtype", SparseType.FP32)
+    for table in config.embedding_tables:
+        if codecs[table.name] is not None and given != SparseType.FP32:
+            raise ValueError(
+                f"table {table.name!r} has codecs and fused_params has output_dtype {given}, must "
+                "be fp32: codecs work on float32 rows"
+            )
+
+
+def check_row_ranges(info: EmbeddingShardingInfo, wanted: Sequence[int]) -> None:
+    """Refuses plans other than one contiguous row range per rank, in rank order."""
+    config, spec = info.embedding_config, info.param_sharding.sharding_spec
+    where = f"plan of table {config.name!r} (fused_row_wise)"
+    if not isinstance(spec, EnumerableShardingSpec):
+        raise ValueError(f"{where}: sharding_spec is {spec}, must be an EnumerableShardingSpec")
+    ranks = [shard.placement.rank() if shard.placement else None for shard in spec.shards]
+    if ranks != list(wanted):
+        raise ValueError(
+            f"{where}: shards lie on ranks {ranks}, must be one shard on each of ranks "
+            f"{list(wanted)}, in this order (a shard may have no rows)"
+        )
+    _check_contiguous(where, spec.shards, config.num_embeddings, config.embedding_dim)
+
+
+def _check_contiguous(where: str, shards: Sequence[Any], rows: int, dim: int) -> None:
+    start = 0
+    for shard in shards:
+        size, offset = list(shard.shard_sizes), list(shard.shard_offsets)
+        if offset != [start, 0] or size[1] != dim or size[0] < 0:
+            raise ValueError(
+                f"{where}: shard of rank {shard.placement.rank()} has offset {offset} and size "
+                f"{size}, must have offset {[start, 0]} and all {dim} columns"
+            )
+        start += size[0]
+    if start != rows:
+        raise ValueError(f"{where}: shards have {start} rows in total, must be {rows}")

@@ -1,0 +1,204 @@
+"""``ShardedEmbeddingCollection`` with fused tables."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionAwaitable,
+    EmbeddingCollectionContext,
+    ShardedEmbeddingCollection,
+)
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.variable_batch import expand_sequences
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
+from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
+from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["FusedShardedEmbeddingCollection"]
+
+
+class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
+    """``ShardedEmbeddingCollection`` with fused tables.
+
+    Args:
+        options: settings of the fused exchange.
+        hot: settings of hot rows.
+        known: names of all modules that share their batches; grows with each module.
+        *args, **kwargs: those of ``ShardedEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        options: ExchangeOptions,
+        hot: HotOptions,
+        known: KnownNames,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        known.features.update(f for c in self._embedding_configs for f in c.feature_names)
+        self._ahead = known.ahead()
+        self.fused: FusedPart | None = None
+        self._stock_stand_in: StockStandIn | None = None
+        self._slot_names = [
+            name
+            for each in self._sharding_type_to_sharding.values()
+            for name in each.feature_names()
+        ]
+        if FUSED not in self._sharding_types:
+            return
+        self.fused = FusedPart(
+            self._embedding_configs,
+            self.module_sharding_plan,
+            self._sharding_type_to_sharding,
+            list(self._lookups),
+            options,
+            hot,
+            known,
+            weighted=False,
+            device=self._device,
+        )
+        # TorchRec takes the order of features from the first batch; ours is canonical.
+        self._create_input_dist(self.fused.features.names)
+        self._has_uninitialized_input_dist = False
+
+    @classmethod
+    def create_embedding_sharding(
+        cls,
+        sharding_type: str,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if sharding_type == FUSED:
+            return FusedEmbeddingSharding(
+                sharding_infos,
+                env,
+                device,
+                pooled=False,
+                qcomm_codecs_registry=qcomm_codecs_registry,
+            )
+        on_cpu = device is None or device.type == "cpu"
+        if sharding_type == ShardingType.DATA_PARALLEL.value and on_cpu:
+            return CpuDpSequenceEmbeddingSharding(sharding_infos, env, device)
+        return super().create_embedding_sharding(
+            sharding_type, sharding_infos, env, device, qcomm_codecs_registry
+        )
+
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        shardings = self._sharding_type_to_sharding.values()
+        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        with ids_apart(stock, self._device or torch.device("cpu")):
+            super()._create_input_dist(*args, **kwargs)
+
+    @outside_inference_mode
+    def input_dist(  # type: ignore[override]
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
+    ) -> Awaitable[Awaitable[KJTList]]:
+        self._ahead.sent(self)
+        if self.fused is None:
+            self._stock_stand_in = StockStandIn(features, self._slot_names)
+            request = super().input_dist(ctx, features)
+        else:
+            batch = self.fused.canonical(features, self._input_dists, self.training)
+            request = self._fused_input_dist(ctx, batch)
+        return self._ahead.watch_request(self, request)
+
+    def end_of_data_dist(self, ctx: EmbeddingCollectionContext) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is not None:
+            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+        assert self._stock_stand_in is not None, "nothing was sent before"
+        return super().input_dist(ctx, self._stock_stand_in.batch())
+
+    def _fused_input_dist(
+        self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        assert self.fused is not None
+        awaitable = super().input_dist(ctx, batch)
+        context = self.fused.context_of(awaitable)
+        ctx.sharding_contexts[self.fused.index] = context
+        if ctx.seq_vbe_ctx:
+            expand_sequences(context, ctx.seq_vbe_ctx[self.fused.index], self.fused.layout.buckets)
+        return awaitable
+
+    @outside_inference_mode
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        self._ahead.used(self)
+        sequences = self._finished(ctx, super().output_dist(ctx, output))
+        return self._ahead.watch_output(sequences)
+
+    @outside_inference_mode
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        self._ahead.used(self)
+        sequences = self._finished(ctx, super().compute_and_output_dist(ctx, input))
+        return self._ahead.watch_output(sequences)
+
+    def _finished(
+        self, ctx: EmbeddingCollectionContext, sequences: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        if self.fused is None:
+            return sequences
+        if ctx.seq_vbe_ctx:  # expanded already, TorchRec must not do it again
+            ctx.seq_vbe_ctx[self.fused.index] = None  # type: ignore[call-overload]
+        features = ctx.sharding_contexts[self.fused.index].features_before_input_dist
+        assert features is not None
+        if features.lengths().numel():
+            return sequences
+        assert isinstance(sequences, EmbeddingCollectionAwaitable)
+        return EmptySequencesAwaitable(
+            sequences._awaitables_per_sharding,
+            self._embedding_names_per_sharding,
+            self._embedding_dim,
+            self._need_indices,
+        )
+
+
+class EmptySequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """The output for a batch of no samples, which TorchRec cannot cut into sequences."""
+
+    def __init__(
+        self,
+        awaitables: list[Awaitable[torch.Tensor]],
+        names_per_sharding: list[list[str]],
+        dim: int,
+        need_indices: bool,
+    ) -> None:
+        super().__init__()
+        self._parts = list(zip(awaitables, names_per_sharding, strict=True))
+        self._dim = dim
+        self._need_indices = need_indices
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        sequences: dict[str, JaggedTensor] = {}
+        for awaitable, names in self._parts:
+            # A view, so that the backward pass still reaches the exchange.
+            values = awaitable.wait().flatten()[:0].view(0, self._dim)
+            lengths = torch.empty(0, dtype=torch.int32, device=values.device)
+            indices = torch.empty(0, dtype=torch.int64, device=values.device)
+            for name in names:
+                sequences[name] = JaggedTensor(
+                    values, lengths=lengths, weights=indices if self._need_indices else None
+                )
+        return sequences

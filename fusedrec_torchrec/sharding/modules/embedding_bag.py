@@ -1,0 +1,205 @@
+"""``ShardedEmbeddingBagCollection`` with fused tables."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    ShardedEmbeddingBagCollection,
+    VariableBatchEmbeddingBagCollectionAwaitable,
+)
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
+from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["FusedShardedEmbeddingBagCollection"]
+
+# Stock shardings whose mean pooling TorchRec does after the output dist, by a divisor.
+MEAN_BY_DIVISOR = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+
+
+class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """``ShardedEmbeddingBagCollection`` with fused tables.
+
+    Args:
+        options: settings of the fused exchange.
+        hot: settings of hot rows.
+        known: names of all modules that share their batches; grows with each module.
+        *args, **kwargs: those of ``ShardedEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        options: ExchangeOptions,
+        hot: HotOptions,
+        known: KnownNames,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
+        self._ahead = known.ahead()
+        self.fused: FusedPart | None = None
+        self._stock_stand_in: StockStandIn | None = None
+        self._slot_names = [
+            name for each in self._embedding_shardings for name in each.feature_names()
+        ]
+        if FUSED not in self._sharding_types:
+            return
+        self.fused = FusedPart(
+            self._embedding_bag_configs,
+            self.module_sharding_plan,
+            dict(zip(self._sharding_types, self._embedding_shardings, strict=True)),
+            list(self._lookups),
+            options,
+            hot,
+            known,
+            self._is_weighted,
+            self._device,
+        )
+        self._divisor_free = self._columns_without_divisor()
+        # TorchRec takes the order of features from the first batch; ours is canonical.
+        self._create_input_dist(self.fused.features.names)
+        if self._has_mean_pooling_callback:
+            self._init_mean_pooling_callback(self.fused.features.names, None)
+        self._has_uninitialized_input_dist = False
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if sharding_infos[0].param_sharding.sharding_type == FUSED:
+            return FusedEmbeddingSharding(
+                sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
+            )
+        return super().create_embedding_bag_sharding(
+            sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+        )
+
+    def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
+        shardings = self._embedding_shardings
+        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        with ids_apart(stock, self._device or torch.device("cpu")):
+            super()._create_input_dist(*args, **kwargs)
+
+    @outside_inference_mode
+    def input_dist(  # type: ignore[override]
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
+    ) -> Awaitable[Awaitable[KJTList]]:
+        self._ahead.sent(self)
+        if self.fused is None:
+            self._stock_stand_in = StockStandIn(features, self._slot_names)
+            request = super().input_dist(ctx, features)
+        else:
+            batch = self.fused.canonical(features, self._input_dists, self.training)
+            request = self._fused_input_dist(ctx, batch)
+        return self._ahead.watch_request(self, request)
+
+    def end_of_data_dist(self, ctx: EmbeddingBagCollectionContext) -> Awaitable[Awaitable[KJTList]]:
+        if self.fused is not None:
+            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+        assert self._stock_stand_in is not None, "nothing was sent before"
+        return super().input_dist(ctx, self._stock_stand_in.batch())
+
+    def _fused_input_dist(
+        self, ctx: EmbeddingBagCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        assert self.fused is not None
+        inverse_indices = batch.inverse_indices_or_none()
+        if inverse_indices is not None and self._inverse_indices_permute_indices is None:
+            self._create_inverse_indices_permute_indices(inverse_indices)
+            if self._has_mean_pooling_callback:
+                self._init_mean_pooling_callback(batch.keys(), inverse_indices)
+        awaitable = super().input_dist(ctx, batch)
+        ctx.sharding_contexts[self.fused.index] = self.fused.context_of(awaitable)
+        if ctx.divisor is not None:
+            ctx.divisor[:, self._divisor_free] = 1
+        return awaitable
+
+    @outside_inference_mode
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        self._ahead.used(self)
+        pooled = self._unless_empty(ctx, super().output_dist(ctx, output))
+        return self._ahead.watch_output(pooled)
+
+    @outside_inference_mode
+    def compute_and_output_dist(
+        self, ctx: EmbeddingBagCollectionContext, input: KJTList
+    ) -> LazyAwaitable[KeyedTensor]:
+        self._ahead.used(self)
+        pooled = self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
+        return self._ahead.watch_output(pooled)
+
+    def _unless_empty(
+        self, ctx: EmbeddingBagCollectionContext, pooled: LazyAwaitable[KeyedTensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        if not ctx.variable_batch_per_feature or ctx.inverse_indices is None:
+            return pooled
+        if ctx.inverse_indices[1].numel():
+            return pooled
+        assert isinstance(pooled, VariableBatchEmbeddingBagCollectionAwaitable)
+        return EmptyBatchAwaitable(pooled._awaitables, self._embedding_names, self._embedding_dims)
+
+    def _columns_without_divisor(self) -> torch.Tensor:
+        """Output columns that TorchRec's divisor for row-wise mean pooling must leave alone.
+
+        As soon as one row-wise table is mean-pooled, TorchRec divides all columns by the lengths
+        of their bags plus an epsilon, also those that were pooled already and those of sums.
+        """
+        mean: dict[str, bool] = {}
+        for config in self._embedding_bag_configs:
+            is_mean = config.pooling == PoolingType.MEAN
+            # Outputs are named by the feature, or by both if several tables have the feature.
+            for feature in config.feature_names:
+                mean[feature] = mean[f"{feature}@{config.name}"] = is_mean
+        untouched: list[bool] = []
+        for sharding_type, sharding in zip(
+            self._sharding_types, self._embedding_shardings, strict=True
+        ):
+            for name, dim in zip(
+                sharding.embedding_names(), sharding.embedding_dims(), strict=True
+            ):
+                divided = sharding_type in MEAN_BY_DIVISOR and mean[name]
+                untouched.extend([not divided] * dim)
+        return torch.tensor(untouched, device=self._device).nonzero().flatten()
+
+
+class EmptyBatchAwaitable(LazyAwaitable[KeyedTensor]):
+    """The output for a variable batch of no samples, which TorchRec cannot reshape."""
+
+    def __init__(
+        self, awaitables: list[Awaitable[torch.Tensor]], names: list[str], dims: list[int]
+    ) -> None:
+        super().__init__()
+        self._awaitables = awaitables
+        self._names = names
+        self._dims = dims
+
+    def _wait_impl(self) -> KeyedTensor:
+        flat = torch.cat([awaitable.wait().flatten() for awaitable in self._awaitables])
+        return KeyedTensor(self._names, self._dims, flat[:0].view(0, sum(self._dims)))

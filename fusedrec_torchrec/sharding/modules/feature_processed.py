@@ -1,0 +1,86 @@
+"""``ShardedFeatureProcessedEmbeddingBagCollection`` with fused tables."""
+
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.modules.fp_embedding_modules import apply_feature_processors_to_kjt
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
+
+__all__ = ["FusedShardedFeatureProcessedEmbeddingBagCollection"]
+
+
+class FusedShardedFeatureProcessedEmbeddingBagCollection(
+    ShardedFeatureProcessedEmbeddingBagCollection
+):
+    """``ShardedFeatureProcessedEmbeddingBagCollection`` with fused tables.
+
+    Stock shardings process features after the input dist, on the owner.  Deduplicated ids have
+    lost their positions there, so fused features are processed on the requester, where they
+    pool; the processors' gradients are those of the local batch, which DDP averages.
+    """
+
+    _embedding_bag_collection: FusedShardedEmbeddingBagCollection
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Weights are the processors' output, batches need not bring any.
+        inner = self._embedding_bag_collection.fused
+        if inner is not None:
+            inner.features.ignore_weights()
+            inner.limit_lengths(self._max_lengths())
+
+    def _max_lengths(self) -> dict[str, int]:
+        """How many positions each feature's processor has a weight for, where it has weights."""
+        if self._is_collection:
+            return dict(getattr(self._feature_processors, "max_feature_lengths", {}))
+        return {
+            feature: processor.position_weight.numel()
+            for feature, processor in self._feature_processors.items()
+            if hasattr(processor, "position_weight")
+        }
+
+    def compute(
+        self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList
+    ) -> list[torch.Tensor]:
+        self._process_on_requester(ctx)
+        return super().compute(ctx, dist_input)
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingBagCollectionContext, input: KJTList
+    ) -> LazyAwaitable[KeyedTensor]:
+        self._process_on_requester(ctx)
+        return super().compute_and_output_dist(ctx, input)
+
+    def apply_feature_processors_to_kjt_list(self, dist_input: KJTList) -> KJTList:
+        fused = self._embedding_bag_collection.fused
+        processed = [
+            features
+            if fused is not None and i == fused.index
+            else super(
+                FusedShardedFeatureProcessedEmbeddingBagCollection, self
+            ).apply_feature_processors_to_kjt_list(KJTList([features]))[0]
+            for i, features in enumerate(dist_input)
+        ]
+        return KJTList(processed)
+
+    def _process_on_requester(self, ctx: EmbeddingBagCollectionContext) -> None:
+        fused = self._embedding_bag_collection.fused
+        if fused is None:
+            return
+        context = ctx.sharding_contexts[fused.index]
+        assert isinstance(context, FusedShardingContext)
+        features = context.features_before_input_dist
+        assert features is not None
+        processed = (
+            self._feature_processors(features)
+            if self._is_collection
+            else apply_feature_processors_to_kjt(features, self._feature_processors)  # type: ignore[arg-type]
+        )
+        context.weights_N = processed.weights()

@@ -1,0 +1,140 @@
+"""``fused_row_wise()`` for hand-written plans, next to TorchRec's ``row_wise()`` and others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from torch import nn
+from torch.distributed.remote_device import _remote_device
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    calculate_shard_sizes_and_offsets,
+)
+from torchrec.distributed.sharding_plan import placement as placement_of
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+    ShardMetadata,
+)
+
+from fusedrec_torchrec.codecs.foreign import ForeignCodecs
+from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.hot.options import HotRule
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["FusedParameterSharding", "GridShardingPlan", "fused_row_wise", "remote_devices"]
+
+
+@dataclass
+class FusedParameterSharding(ParameterSharding):
+    """A table's part of a plan, with its hot rows.
+
+    Attributes:
+        hot_rows: which rows are replicated; None if the sharder's options say, or none are.
+        input_dist: how ids of the module's fused tables travel, as in ``ExchangeOptions``; None if
+            the sharder's options say.
+        codecs: how the table's rows and gradients travel; None if the sharder's options say.
+    """
+
+    hot_rows: HotRule | None = None
+    input_dist: str | None = None
+    codecs: Codecs | ForeignCodecs | None = None
+
+
+@dataclass
+class GridShardingPlan(ShardingPlan):
+    """A plan for the ranks of one group of 2D parallelism.
+
+    Attributes:
+        sharding_group_size: ranks of a group.
+    """
+
+    sharding_group_size: int = 0
+
+
+@lru_cache(maxsize=8)
+def remote_devices(device_type: str, ranks: int, local_ranks: int) -> list[_remote_device]:
+    """Where shards are, of each rank."""
+    return [_remote_device(placement_of(device_type, rank, local_ranks)) for rank in range(ranks)]
+
+
+def fused_row_wise(
+    rows_per_rank: Sequence[int] | None = None,
+    compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
+    hot_rows: HotRule | Sequence[int] | None = None,
+    input_dist: str | None = None,
+    codecs: Codecs | None = None,
+) -> ParameterShardingGenerator:
+    """A generator for TorchRec's ``construct_module_sharding_plan``.
+
+    Args:
+        rows_per_rank: how many consecutive rows each rank owns; TorchRec's even split if None.
+        compute_kernel: ``"fused"``, or on CUDA also ``"fused_uvm"`` and ``"fused_uvm_caching"``.
+        hot_rows: rows to replicate on every rank: a rule, or their ids.  What the sharder's
+            ``HotOptions`` say about the table goes before.
+        input_dist: ``"single_shot"`` or ``"exact_counts"``, for all fused tables of the module;
+            what the sharder's options say if None.
+        codecs: how the table's rows and gradients travel; what the sharder's options say if None.
+
+    Example::
+
+        plan = construct_module_sharding_plan(
+            ebc,
+            {"table_0": fused_row_wise(), "table_1": fused_row_wise([10, 90])},
+            sharder=FusedEmbeddingBagCollectionSharder(),
+        )
+    """
+
+    def generate(
+        param: nn.Parameter,
+        local_size: int,
+        world_size: int,
+        device_type: str,
+        sharder: ModuleSharder[nn.Module],
+    ) -> ParameterSharding:
+        rows, dim = param.shape
+        if rows_per_rank is None:
+            sizes, offsets = calculate_shard_sizes_and_offsets(
+                param, world_size, local_size, ShardingType.ROW_WISE.value
+            )
+        else:
+            if (
+                len(rows_per_rank) != world_size
+                or sum(rows_per_rank) != rows
+                or min(rows_per_rank) < 0
+            ):
+                raise ValueError(
+                    f"rows_per_rank is {list(rows_per_rank)}, must be {world_size} numbers of at "
+                    f"least 0 that add up to {rows}"
+                )
+            sizes = [[n, dim] for n in rows_per_rank]
+            offsets = [[start, 0] for start in list(accumulate(rows_per_rank, initial=0))[:-1]]
+        rule = hot_rows
+        if rule is not None and not isinstance(rule, HotRule):
+            rule = HotRule(ids=tuple(rule))
+        return FusedParameterSharding(
+            hot_rows=rule,
+            input_dist=input_dist,
+            codecs=codecs,
+            sharding_type=FUSED,
+            compute_kernel=compute_kernel,
+            ranks=list(range(world_size)),
+            sharding_spec=EnumerableShardingSpec(
+                [
+                    ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=device)
+                    for size, offset, device in zip(
+                        sizes,
+                        offsets,
+                        remote_devices(device_type, world_size, local_size),
+                        strict=True,
+                    )
+                ]
+            ),
+        )
+
+    return generate

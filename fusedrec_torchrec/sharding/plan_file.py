@@ -1,0 +1,472 @@
+"""Plan files: a sharding plan and its settings, for people, for ``diff``, and for training.
+
+A file holds all of a plan, whoever made it: reading it back gives an equal plan.  Rows on ranks are
+written as ``12 x 4, 10``: four ranks with 12 rows, then one with 10.  Ids of hot rows, of which
+there may be many, are in a file of their own beside it, as ``fusedrec profile --hot-set`` writes.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import Field
+from torch import nn
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardMetadata,
+)
+
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, section, to_mapping
+from fusedrec_torchrec.core.files import write_text
+from fusedrec_torchrec.core.folder_files import check_file_name, open_in_folder, shown
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions, HotRule
+from fusedrec_torchrec.sharding.grid_options import GridOptions
+from fusedrec_torchrec.sharding.plan_entries import (
+    FusedParameterSharding,
+    GridShardingPlan,
+    remote_devices,
+)
+from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = [
+    "PlanFile",
+    "TablePlan",
+    "plan_file_of",
+    "read_plan",
+    "sharding_plan_of",
+    "shards_of",
+    "table_plan_of",
+    "write_plan",
+]
+
+VERSION = 1
+MOST_RANKS = 1 << 20
+NOT_WRITTEN = (
+    *("cache_params", "enforce_hbm", "stochastic_rounding"),
+    *("bounds_check_mode", "output_dtype", "key_value_params"),
+)
+RUN = re.compile(r"(\d+)(?: x (\d+))?")
+
+
+@section
+class TablePlan:
+    rows: int
+    """Of the table."""
+    columns: int
+    """Of the table."""
+    sharding: str
+    """fused_row_wise, or a sharding type of TorchRec."""
+    kernel: str = "fused"
+    """Compute kernel of TorchRec."""
+    ranks: list[int] | None = None
+    """Ranks that have shards, in the order of the shards; all ranks if none."""
+    rows_per_rank: str | None = None
+    """Rows of each shard, if shards are rows."""
+    columns_per_rank: str | None = None
+    """Columns of each shard, if shards are columns."""
+    shards: list[list[list[int]]] | None = None
+    """[offsets, sizes] of each shard, if they are neither."""
+    hot_rows: int = 0
+    """How many rows are replicated on every rank; which ones is in hot_file."""
+    hot_rule: HotRule | None = None
+    """What rows are, if not by their ids."""
+    codecs: Codecs | None = None
+    """How its rows and gradients travel; as those of the other tables if none."""
+
+
+@section
+class PlanFile:
+    version: Literal[1] = 1
+    """Of this format."""
+    ranks: int = Field(ge=1, le=MOST_RANKS)
+    """That the plan is for, of all groups."""
+    ranks_per_node: int = Field(default=1, ge=1, le=MOST_RANKS)
+    """Of a group, on one node."""
+    device: str = "cpu"
+    """Where tables live."""
+    grid: GridOptions | None = None
+    """2D parallelism: the plan is that of one group."""
+    input_dist: Literal["single_shot", "exact_counts"] | None = None
+    """How ids of fused tables travel; as sharders say if none."""
+    hot_sync_every: int = Field(default=1, ge=1)
+    """Steps from one sync of hot rows to the next."""
+    hot_file: str | None = None
+    """File of the hot rows, in the folder of this one."""
+    hot_digest: str | None = None
+    """Of the hot rows, so that a file of others is refused."""
+    codecs: Codecs | None = None
+    """How rows and gradients of fused tables travel; as sharders say if none."""
+    expected: dict[str, float] = Field(default={})
+    """What the cost model expects."""
+    tables: dict[str, TablePlan]
+    """By table name."""
+
+    def check(self, ranks: int, device: str, source: str) -> None:
+        """
+        Raises:
+            ValueError: the plan is for another number of ranks, or for another device.
+        """
+        if device != self.device:
+            raise ValueError(
+                f"{source} is a plan for {self.device}, here is {device}: plan again for a cluster "
+                f"with device: {device}"
+            )
+        if ranks != self.ranks:
+            raise ValueError(
+                f"{source} is a plan for {self.ranks} ranks, here are {ranks}: plan again with "
+                f"`fusedrec plan --ranks {ranks}`, or launch {self.ranks}"
+            )
+
+    def exchange_options(self, base: ExchangeOptions) -> ExchangeOptions:
+        """The settings of the exchange, with what the plan says and they do not."""
+        if self.input_dist is not None:
+            base = replace(base, input_dist=self.input_dist)
+        return base if base.codecs is not None else replace(base, codecs=self.codecs)
+
+    def hot_options(self, base: HotOptions) -> HotOptions:
+        return replace(base, sync_every=self.hot_sync_every) if self.hot_file else base
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A table of a model."""
+
+    module: str
+    rows: int
+    columns: int
+
+
+def plan_file_of(
+    plan: ShardingPlan,
+    ranks: int,
+    ranks_per_node: int,
+    device: str,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[PlanFile, HotSet | None]:
+    """A plan as a file, and its hot rows.
+
+    Args:
+        plan: of a model.
+        ranks: of all groups.
+        ranks_per_node: of a group, on one node.
+        device: where tables live.
+        settings: other fields of the file.
+
+    Raises:
+        ValueError: two tables have one name.
+    """
+    tables: dict[str, TablePlan] = {}
+    hot: dict[str, Sequence[int]] = {}
+    group = plan.sharding_group_size if isinstance(plan, GridShardingPlan) else ranks
+    given = dict(settings or {})
+    for path, module in plan.plan.items():
+        assert isinstance(module, EmbeddingModuleShardingPlan)
+        for name, sharding in module.items():
+            if name in tables:
+                raise ValueError(
+                    f"table {name!r} of {path!r} has the name of another table; a plan file needs "
+                    "names that are all different"
+                )
+            table, ids = _table_plan(sharding, group)
+            tables[name] = table
+            if ids:
+                hot[name] = ids
+            if isinstance(sharding, FusedParameterSharding) and sharding.input_dist:
+                given.setdefault("input_dist", sharding.input_dist)
+    hot_set = None
+    if hot:
+        rows = {name: table.rows for name, table in tables.items()}
+        hot_set = HotSet(rows, {name: np.array(ids, np.int64) for name, ids in hot.items()})
+        given["hot_digest"] = _digest(hot_set)
+    data = {
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "device": device,
+        **given,
+        "tables": {name: to_mapping(table) for name, table in tables.items()},
+    }
+    return from_mapping(PlanFile, data, "plan"), hot_set
+
+
+def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Sequence[int]]:
+    for name in NOT_WRITTEN:
+        if getattr(sharding, name) is not None:
+            raise ValueError(
+                f"the plan sets {name}, {getattr(sharding, name)}, which a plan file has no place "
+                "for; set it in fused_params of the sharders"
+            )
+    spec = sharding.sharding_spec
+    given: dict[str, Any] = {
+        "sharding": sharding.sharding_type,
+        "kernel": sharding.compute_kernel,
+        "ranks": None if sharding.ranks in (None, list(range(ranks))) else sharding.ranks,
+    }
+    hot: Sequence[int] = ()
+    if isinstance(sharding, FusedParameterSharding) and sharding.hot_rows is not None:
+        rule = sharding.hot_rows
+        hot = rule.ids or ()
+        given["hot_rows"] = len(hot)
+        if rule.ids is None:
+            given["hot_rule"] = asdict(rule)
+    if isinstance(sharding, FusedParameterSharding) and isinstance(sharding.codecs, Codecs):
+        given["codecs"] = sharding.codecs
+    if not isinstance(spec, EnumerableShardingSpec):
+        # Replicated on all ranks: the sizes are the model's.
+        return TablePlan(rows=0, columns=0, **given), hot
+    places = [(tuple(s.shard_offsets), tuple(s.shard_sizes)) for s in spec.shards]
+    rows = max(offset[0] + size[0] for offset, size in places)
+    columns = max(offset[1] + size[1] for offset, size in places)
+    return TablePlan(rows=rows, columns=columns, **given, **_written(places, rows, columns)), hot
+
+
+Places = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def _row_shards(sizes: Sequence[int], columns: int) -> Places:
+    starts = accumulate(sizes, initial=0)
+    return [((start, 0), (size, columns)) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _column_shards(sizes: Sequence[int], rows: int) -> Places:
+    starts = accumulate(sizes, initial=0)
+    return [((0, start), (rows, size)) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """``[3, 3, 1]`` is ``3 x 2, 1``."""
+    runs = [(value, sum(1 for _ in same)) for value, same in groupby(numbers)]
+    return ", ".join(f"{value} x {times}" if times > 1 else str(value) for value, times in runs)
+
+
+def _numbers(text: str, where: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = RUN.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"{where} is {text!r}, must be numbers such as '12 x 4, 10'")
+        times = int(found[2] or 1)
+        if len(numbers) + times > MOST_RANKS:
+            raise ValueError(f"{where} has shards on more than {MOST_RANKS} ranks")
+        numbers += [int(found[1])] * times
+    return numbers
+
+
+def _digest(hot_set: HotSet) -> str:
+    digest = hashlib.sha256()
+    for name, ids in sorted(hot_set.ids.items()):
+        digest.update(name.encode() + ids.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_plan(path: Path, file: PlanFile, hot_set: HotSet | None = None) -> None:
+    """Writes a plan, and its hot rows beside it."""
+    if hot_set is not None:
+        beside = path.with_suffix(".hot.npz")
+        hot_set.save(beside)
+        file = replace(file, hot_file=beside.name)
+    data = to_mapping(file)
+    # What is as usual is left out, so that what was decided stands out.
+    tables = data.pop("tables")
+    data = {key: value for key, value in data.items() if value not in (None, {})}
+    lines = [yaml.safe_dump(data, sort_keys=False, width=100), "tables:\n"]
+    for name, table in tables.items():
+        short = {key: value for key, value in table.items() if value not in (None, 0)}
+        flow = yaml.safe_dump({name: short}, default_flow_style=None, sort_keys=False, width=10**9)
+        lines += [f"  {line}\n" for line in flow.splitlines()]
+    write_text(path, "".join(lines))
+
+
+def read_plan(path: Path) -> tuple[PlanFile, HotSet | None]:
+    """
+    Raises:
+        ValueError: no such file, no plan, of a later version, or its hot rows are missing.
+    """
+    data = load_yaml(path)
+    if "tables" not in data or "version" not in data:
+        raise ValueError(f"{path} is no plan file: version and tables are missing")
+    if data["version"] != VERSION:
+        raise ValueError(f"{path} is a plan of version {data['version']}, must be {VERSION}")
+    names = data.get("codecs")
+    if isinstance(names, list) and len(names) == 2:  # as the first release wrote them
+        data["codecs"] = {"forward": {"type": names[0]}, "backward": {"type": names[1]}}
+        if names == ["fp32", "fp32"]:
+            del data["codecs"]
+    if isinstance(data["tables"], dict):
+        for table in data["tables"].values():
+            if isinstance(table, dict):
+                for key in ("rows", "columns"):
+                    table.setdefault(key, 0)
+                for key in ("rows_per_rank", "columns_per_rank"):
+                    if isinstance(table.get(key), int):  # one number is not a text to YAML
+                        table[key] = str(table[key])
+    file = from_mapping(PlanFile, data, str(path))
+    for name, planned in file.tables.items():
+        for shard in planned.shards or ():
+            if [len(numbers) for numbers in shard] != [2, 2] or min(map(min, shard)) < 0:
+                raise ValueError(
+                    f"{path}: tables.{name}.shards has {shown(shard)}, must have two offsets and "
+                    "two sizes of 0 or more"
+                )
+    if file.hot_file is None:
+        return file, None
+    name = check_file_name(file.hot_file, path)
+    try:
+        with open_in_folder(path.parent, name) as hot_file:
+            hot_set = HotSet.read(hot_file, path.parent / name)
+    except OSError:
+        raise ValueError(f"hot set {path.parent / name} does not exist") from None
+    if _digest(hot_set) != file.hot_digest:
+        raise ValueError(
+            f"{file.hot_file} has other hot rows than {path} was made with: plan again, or bring "
+            "back the file"
+        )
+    return file, hot_set
+
+
+def sharding_plan_of(
+    file: PlanFile,
+    hot_set: HotSet | None,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    source: str = "plan",
+) -> ShardingPlan:
+    """The plan of a file, for a model.
+
+    Raises:
+        ValueError: the model has other tables.
+    """
+    found = _tables_of(model, sharders)
+    for name in file.tables:
+        if name not in found:
+            raise ValueError(
+                f"{source} plans table {name!r}, which the model does not have; it has "
+                f"{', '.join(sorted(found)[:20])}"
+            )
+    ranks = file.ranks if file.grid is None else file.grid.sharding_group_size
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for name, table in found.items():
+        plan = file.tables.get(name)
+        if plan is None:
+            raise ValueError(f"{source} does not plan table {name!r} of the model: plan again")
+        if plan.rows and (plan.rows, plan.columns) != (table.rows, table.columns):
+            raise ValueError(
+                f"{source} plans table {name!r} with {plan.rows} x {plan.columns}, the model's has "
+                f"{table.rows} x {table.columns}: plan again"
+            )
+        sharding = _sharding(name, plan, table, file, hot_set, ranks)
+        modules.setdefault(table.module, EmbeddingModuleShardingPlan())[name] = sharding
+    if file.grid is not None:
+        return GridShardingPlan(dict(modules), ranks)
+    return ShardingPlan(dict(modules))
+
+
+def _tables_of(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> dict[str, _Found]:
+    return {
+        name: _Found(path, *weight.shape)
+        for path, module, sharder in shardable_modules(model, sharders)
+        for name, weight in sharder.shardable_parameters(module).items()
+    }
+
+
+def shards_of(
+    name: str, plan: TablePlan, rows: int, columns: int, ranks: int
+) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
+    """Rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
+
+    Raises:
+        ValueError: shards do not make up the table, or there are not as many as ranks.
+    """
+    places: Places
+    if plan.rows_per_rank is not None:
+        sizes = _numbers(plan.rows_per_rank, f"tables.{name}.rows_per_rank")
+        if sum(sizes) != rows:
+            raise ValueError(
+                f"tables.{name}.rows_per_rank adds up to {sum(sizes)}, must to {rows} rows"
+            )
+        places = _row_shards(sizes, columns)
+    elif plan.columns_per_rank is not None:
+        sizes = _numbers(plan.columns_per_rank, f"tables.{name}.columns_per_rank")
+        if sum(sizes) != columns:
+            raise ValueError(
+                f"tables.{name}.columns_per_rank adds up to {sum(sizes)}, must to {columns}"
+            )
+        places = _column_shards(sizes, rows)
+    elif plan.shards is not None:
+        places = [(tuple(offset), tuple(size)) for offset, size in plan.shards]
+    else:
+        return None
+    on_ranks = list(range(ranks)) if plan.ranks is None else plan.ranks
+    if len(places) != len(on_ranks) or not all(0 <= rank < ranks for rank in on_ranks):
+        raise ValueError(
+            f"tables.{name} has {len(places)} shards on ranks {on_ranks}, must be one on each "
+            f"and ranks below {ranks}"
+        )
+    return [(rank, *place) for rank, place in zip(on_ranks, places, strict=True)]
+
+
+def table_plan_of(
+    sharding: str,
+    rows: int,
+    columns: int,
+    shards: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+) -> TablePlan:
+    """A table's part of a file, of rank, offsets and sizes of each shard."""
+    given: dict[str, Any] = {"sharding": sharding, "rows": rows, "columns": columns}
+    given["ranks"] = [rank for rank, _, _ in shards]
+    places = [(tuple(offset), tuple(size)) for _, offset, size in shards]
+    return TablePlan(**given, **_written(places, rows, columns))
+
+
+def _written(places: Places, rows: int, columns: int) -> dict[str, Any]:
+    """How shards are written."""
+    row_sizes, column_sizes = ([size[k] for _, size in places] for k in (0, 1))
+    # A shard without rows may have no columns either: TorchRec writes [0, columns] or [0, 0].
+    if places == _row_shards(row_sizes, columns):
+        return {"rows_per_rank": _runs(row_sizes)}
+    if places == _column_shards(column_sizes, rows):
+        return {"columns_per_rank": _runs(column_sizes)}
+    return {"shards": [[list(offset), list(size)] for offset, size in places]}
+
+
+def _sharding(
+    name: str, plan: TablePlan, table: _Found, file: PlanFile, hot_set: HotSet | None, ranks: int
+) -> ParameterSharding:
+    places = shards_of(name, plan, table.rows, table.columns, ranks)
+    on_ranks = list(range(ranks)) if plan.ranks is None else plan.ranks
+    spec = None
+    if places is not None:
+        devices = remote_devices(file.device, ranks, file.ranks_per_node)
+        spec = EnumerableShardingSpec(
+            [
+                ShardMetadata(list(offset), list(size), devices[rank])
+                for rank, offset, size in places
+            ]
+        )
+    given: dict[str, Any] = {
+        "sharding_type": plan.sharding,
+        "compute_kernel": plan.kernel,
+        "ranks": on_ranks,
+        "sharding_spec": spec,
+    }
+    if plan.sharding != FUSED:
+        return ParameterSharding(**given)
+    rule = plan.hot_rule
+    if hot_set is not None and len(hot_set.ids.get(name, ())):
+        rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
+    return FusedParameterSharding(
+        **given, hot_rows=rule, input_dist=file.input_dist, codecs=plan.codecs
+    )

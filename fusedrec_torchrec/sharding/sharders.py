@@ -1,0 +1,316 @@
+"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingEnv2D,
+)
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from fusedrec_torchrec.codecs.foreign import codecs_of_registry
+from fusedrec_torchrec.compat.momentum_scale import (
+    resolve_fused_params,
+    resolve_parameters,
+    scale_lookups,
+    without_scale,
+)
+from fusedrec_torchrec.exchange.lookup import kernels_of
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.sharding.modules.agreement import check_agreement
+from fusedrec_torchrec.sharding.modules.checks import check_dense_sequences, check_frozen
+from fusedrec_torchrec.sharding.modules.embedding import FusedShardedEmbeddingCollection
+from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
+from fusedrec_torchrec.sharding.modules.feature_processed import (
+    FusedShardedFeatureProcessedEmbeddingBagCollection,
+)
+from fusedrec_torchrec.sharding.modules.fused_part import KnownNames
+from fusedrec_torchrec.sharding.plan_entries import FusedParameterSharding
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.stock_planner import refuse_stock_planner
+
+__all__ = [
+    "FusedEmbeddingBagCollectionSharder",
+    "FusedEmbeddingCollectionSharder",
+    "FusedFeatureProcessedEmbeddingBagCollectionSharder",
+    "fused_sharders",
+]
+
+
+# Names of the modules of sharders that were made one by one.
+STANDALONE = KnownNames()
+
+
+class _FusedTypeMixin:
+    """Adds the fused sharding type and its kernels to what a sharder offers to planners."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
+        return [*types, FUSED] if compute_device_type in ("cpu", "cuda") else types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        if sharding_type != FUSED:
+            kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
+            return kernels
+        refuse_stock_planner(sys._getframe(1))
+        return kernels_of(compute_device_type)
+
+
+class _FusedTableSharder(_FusedTypeMixin):
+    """What the sharders of EmbeddingBagCollection and EmbeddingCollection have in common."""
+
+    def __init__(
+        self,
+        *args: Any,
+        options: ExchangeOptions | None = None,
+        hot: HotOptions | None = None,
+        known: KnownNames | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._options = options or ExchangeOptions()
+        self._hot = hot or HotOptions()
+        self._known = known or STANDALONE
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        """As planners understand them."""
+        return without_scale(self._fused_params)  # type: ignore[attr-defined]
+
+    def _resolved(self, module: nn.Module, env: ShardingEnv) -> dict[str, Any] | None:
+        """As FBGEMM understands them; the optimizers of the module's parameters, too."""
+        groups = env.num_sharding_groups() if isinstance(env, ShardingEnv2D) else 1
+        resolve_parameters(module, groups)
+        return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]
+
+    def _check(
+        self,
+        module: EmbeddingBagCollection | EmbeddingCollection,
+        configs: Sequence[BaseEmbeddingConfig],
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None,
+        module_fqn: str | None,
+    ) -> None:
+        """Refuses what ranks were given differently, and what would be trained wrongly."""
+        hashed = [config.name for config in configs if self._options.hashes(config.name)]
+        settings = {
+            "fused_params": self._fused_params,  # type: ignore[attr-defined]
+            "qcomm_codecs_registry": self.qcomm_codecs_registry,  # type: ignore[attr-defined]
+            # The same tables may be named in many ways.
+            "options": replace(self._options, hash_ids=hashed),
+            "hot": self._hot,
+        }
+        check_agreement(module, configs, params, env, device, module_fqn, settings)
+        check_frozen(module, params)
+
+    def _with_codecs(
+        self, params: dict[str, ParameterSharding], pooled: bool
+    ) -> dict[str, ParameterSharding]:
+        """The plan, with the codecs that this sharder's settings say."""
+        of_registry = codecs_of_registry(self.qcomm_codecs_registry, pooled)  # type: ignore[attr-defined]
+        resolved = dict(params)
+        for name, param in params.items():
+            if param.sharding_type != FUSED:
+                continue
+            planned = param.codecs if isinstance(param, FusedParameterSharding) else None
+            codecs = (
+                self._options.table_codecs.get(name)
+                or planned
+                or self._options.codecs
+                or of_registry
+            )
+            if codecs is not planned:
+                given = {each.name: getattr(param, each.name) for each in fields(param)}
+                resolved[name] = FusedParameterSharding(**given | {"codecs": codecs})
+        return resolved
+
+
+class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
+    """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
+        options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
+        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
+            sharders of this process that were made without.
+    """
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedEmbeddingBagCollection:
+        configs = module.embedding_bag_configs()
+        self._check(module, configs, params, env, device, module_fqn)
+        sharded = FusedShardedEmbeddingBagCollection(
+            module,
+            self._with_codecs(params, pooled=True),
+            env,
+            self._resolved(module, env),
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            sharded_module_order_overwrite=self._sharded_module_order_overwrite,
+            options=self._options,
+            hot=self._hot,
+            known=self._known,
+        )
+        scale_lookups(sharded)
+        return sharded
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedEmbeddingBagCollection]:
+        return FusedShardedEmbeddingBagCollection
+
+
+class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSharder):
+    """TorchRec's ``EmbeddingCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        fused_params, qcomm_codecs_registry: as in TorchRec.
+        use_index_dedup: as in TorchRec, for the stock tables of a module.  Fused tables always
+            deduplicate, on CPU too.
+        options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
+        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
+            sharders of this process that were made without.
+    """
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedEmbeddingCollection:
+        configs = module.embedding_configs()
+        self._check(module, configs, params, env, device, module_fqn)
+        check_dense_sequences(params, device)
+        has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
+        # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
+        on_cuda = device is not None and device.type == "cuda"
+        sharded = FusedShardedEmbeddingCollection(
+            module,
+            self._with_codecs(params, pooled=False),
+            env,
+            self._resolved(module, env),
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
+            module_fqn=module_fqn,
+            options=self._options,
+            hot=self._hot,
+            known=self._known,
+        )
+        scale_lookups(sharded)
+        return sharded
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedEmbeddingCollection]:
+        return FusedShardedEmbeddingCollection
+
+
+class FusedFeatureProcessedEmbeddingBagCollectionSharder(
+    _FusedTypeMixin, FeatureProcessedEmbeddingBagCollectionSharder
+):
+    """TorchRec's ``FeatureProcessedEmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+
+    Args:
+        ebc_sharder: shards the tables; a ``FusedEmbeddingBagCollectionSharder`` if None.
+        qcomm_codecs_registry: as in TorchRec.
+    """
+
+    def __init__(
+        self,
+        ebc_sharder: FusedEmbeddingBagCollectionSharder | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        if ebc_sharder is not None and not isinstance(
+            ebc_sharder, FusedEmbeddingBagCollectionSharder
+        ):
+            raise ValueError(
+                f"ebc_sharder is a {type(ebc_sharder).__name__}, must be a "
+                "FusedEmbeddingBagCollectionSharder"
+            )
+        super().__init__(
+            ebc_sharder
+            or FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=qcomm_codecs_registry),
+            qcomm_codecs_registry,
+        )
+
+    def shard(
+        self,
+        module: FeatureProcessedEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedFeatureProcessedEmbeddingBagCollection:
+        return FusedShardedFeatureProcessedEmbeddingBagCollection(
+            module,
+            params,
+            ebc_sharder=self._ebc_sharder,
+            env=env,
+            device=device or torch.device("cuda"),
+            module_fqn=module_fqn,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[FusedShardedFeatureProcessedEmbeddingBagCollection]:
+        return FusedShardedFeatureProcessedEmbeddingBagCollection
+
+
+def fused_sharders(
+    fused_params: dict[str, Any] | None = None,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    options: ExchangeOptions | None = None,
+    hot: HotOptions | None = None,
+) -> list[ModuleSharder[nn.Module]]:
+    """A drop-in for TorchRec's ``get_default_sharders()``.
+
+    The sharders of EmbeddingBagCollection, EmbeddingCollection and feature-processed
+    EmbeddingBagCollection are ours, the others TorchRec's.  Ours know the features of all modules
+    they shard, so that modules can share a batch and an unknown feature is still an error.
+
+    Args:
+        fused_params: optimizer and its settings for all embedding tables, as in TorchRec.
+        qcomm_codecs_registry: as in TorchRec; rows and gradients of fused tables travel as its
+            all-to-alls do, unless ``options`` have codecs.
+        options: settings of the fused exchange.
+        hot: rows to replicate on every rank; those that the plan names, if None.
+    """
+    known = KnownNames()
+    ebc = FusedEmbeddingBagCollectionSharder(
+        fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
+    )
+    ours: Sequence[ModuleSharder[Any]] = (
+        ebc,
+        FusedEmbeddingCollectionSharder(
+            fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
+        ),
+        FusedFeatureProcessedEmbeddingBagCollectionSharder(ebc, qcomm_codecs_registry),
+    )
+    replaced = {sharder.module_type for sharder in ours}
+    others = [s for s in get_default_sharders() if s.module_type not in replaced]
+    return [*ours, *others]

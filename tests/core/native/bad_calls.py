@@ -1,0 +1,140 @@
+"""Bad calls of the operators, made in a process of their own (``fresh``), which may crash.
+
+Nothing here loads the operators when it is imported.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from hypothesis import given, settings
+
+from fusedrec_torchrec.core import native
+from tests.core.native.calls import GOOD, Arguments, call, ints, spoiled
+
+# Of a good call these arguments are changed, and this is what the operator says.
+BAD: list[tuple[str, Arguments, str]] = [
+    ("keys", {"ids": torch.zeros(5)}, "ids must be Int or Long, not Float"),
+    ("keys", {"ids": torch.arange(10)[::2]}, "ids must be contiguous"),
+    ("keys", {"ids": torch.arange(4)}, "ids must have 5 elements, not 4"),
+    ("keys", {"counts": torch.tensor([7, -2])}, "counts must be at least 0, not -2"),
+    ("keys", {"counts": torch.tensor([2**63 - 1, 2**63 - 1])}, "the sum of counts is too large"),
+    ("keys", {"rows": torch.tensor([10])}, "rows must have 2 elements, not 1"),
+    ("keys", {"starts": torch.zeros(2, 3).long()}, "starts and shifts must have a line for each"),
+    ("keys", {"starts": torch.zeros(4).long()}, "starts must have 2 dimensions, not 1"),
+    ("keys", {"key_type": torch.float32}, "key_type must be Int or Long, not Float"),
+    ("hot_table", {"keys": ints(3, -1, 8)}, "a key must be at least 0, not -1"),
+    ("hot_table", {"replicas": ints(1)}, "replicas must have 3 elements, not 1"),
+    ("hot_table", {"replicas": torch.arange(3)}, "replicas must be Int, not Long"),
+    ("dedup", {"keys": ints(3, 30)}, "keys and those of replicas must be in [0, 30)"),
+    ("dedup", {"keys": ints(3, -1)}, "keys and those of replicas must be in [0, 30)"),
+    ("dedup", {"part_starts": ints(0)}, "the number of part_starts must be at least 2, not 1"),
+    ("dedup", {"part_starts": ints(0, 12, 4, 30)}, "part_starts must not descend"),
+    ("dedup", {"part_starts": torch.arange(4)}, "part_starts must be Int, not Long"),
+    ("dedup", {"hot_table": ints(1, 2)[None]}, "hot_table must be a power of two of pairs"),
+    ("dedup", {"hot_table": torch.zeros(2, 2)}, "hot_table must be Int, not Float"),
+    ("pack", {"header": 9}, "header must be in [0, 8], not 9"),
+    ("pack", {"header": -1}, "header must be in [0, 8], not -1"),
+    ("pack", {"keys": ints(1, 3, 5, 12)}, "counts are of 5 keys, but there are 4"),
+    ("pack", {"keys": ints(1, 4, 5, 12, 25)}, "every key must be in the part"),
+    ("pack", {"part_starts": ints(0, 4, 10)}, "part_starts must have 7 elements, not 3"),
+    (
+        *("pack", {"messages": torch.zeros(4, 8, dtype=torch.int32)}),
+        "messages must be for at most 3 owners, not for 4",
+    ),
+    ("pack", {"counts": torch.tensor([[9, 1, 0], [1, 0, -6]])}, "counts must be at least 0"),
+    ("unpack", {"messages": torch.full((2, 8), 5, dtype=torch.int32)}, "damaged message of rank 0"),
+    ("unpack", {"messages": torch.full((2, 8), -1, dtype=torch.int32)}, "damaged message of rank"),
+    ("unpack", {"header": 9}, "0 <= first <= end <= header <= 8 must hold, not with 1, 3 and 9"),
+    ("unpack", {"first": -1}, "0 <= first <= end <= header <= 8 must hold, not with -1, 3 and 4"),
+    ("bag_sums", {"rows": ints(0, 3, 1, 1)}, "rows must be in [0, 3), but element 1 is 3"),
+    ("bag_sums", {"rows": ints(0, 2, 1, -1)}, "rows must be in [0, 3), but element 3 is -1"),
+    ("bag_sums", {"rows": ints(0, 2, 2**28, 1), "addresses": None}, "but element 2 is 268435456"),
+    ("bag_sums", {"rows": torch.zeros(4).long()}, "rows must be Int, not Long"),
+    ("bag_sums", {"offsets": None, "rows": ints(0)}, "rows must have 4 elements, not 1"),
+    (
+        "bag_sums",
+        {"addresses": torch.tensor([0, 9, 4])},
+        "addresses must be in [0, 9), but element",
+    ),
+    ("bag_sums", {"offsets": ints(0, 2, 1, 3, 4)}, "offsets must not descend"),
+    ("bag_sums", {"offsets": ints(0, 2, 2, 3, 9)}, "offsets must run from 0 to 4, not from 0 to 9"),
+    ("bag_sums", {"offsets": ints(-1, 2, 2, 3, 4)}, "offsets must run from 0 to 4, not from -1 to"),
+    ("bag_sums", {"offsets": ints(0, 4)}, "offsets must have 5 elements, not 2"),
+    ("bag_sums", {"weights": torch.ones(3)}, "weights must have 4 elements, not 3"),
+    ("bag_sums", {"divisor": torch.ones(3)}, "divisor must have 4 elements, not 3"),
+    ("bag_sums", {"width": 0}, "width must be at least 1, not 0"),
+    ("bag_sums", {"dim": 0}, "dim must be at least 1, not 0"),
+    ("bag_sums", {"column": 2}, "out has 9 columns, which 2 bags of 4 from column 2 on do not fit"),
+    ("bag_sums", {"column": -1}, "out has 9 columns"),
+    ("bag_sums", {"width": 2**62}, "out has 9 columns"),
+    ("bag_sums", {"out": torch.zeros(9, 2).t()}, "the columns of out must lie one after another"),
+    ("bag_sums", {"flat": torch.zeros(12).double()}, "flat must be Float, not Double"),
+    ("row_sums", {"rows": ints(0, 3, 1, 1)}, "rows must be in [0, 3), but element 1 is 3"),
+    ("row_sums", {"num_rows": 2}, "rows must be in [0, 2), but element 1 is 2"),
+    ("row_sums", {"num_rows": 4}, "num_rows must be in [0, 3], not 4"),
+    ("row_sums", {"num_rows": -1}, "num_rows must be in [0, 3], not -1"),
+    ("row_sums", {"out": torch.zeros(8)}, "addresses must be in [0, 5), but element 1 is 8"),
+    ("row_sums", {"gradient": torch.zeros(1, 9)}, "offsets must have 3 elements, not 5"),
+    ("largest", {"counts": [1, 3]}, "counts must sum to 3, not be [1, 3]"),
+    ("largest", {"counts": [4, -1]}, "counts must be at least 0, not -1"),
+    ("largest", {"rooms": [2]}, "rooms must have 2 elements, not 1"),
+    ("largest", {"rooms": [-2, 7]}, "rooms must be at least 0, not -2"),
+    ("largest", {"least": torch.zeros(0)}, "least must have 1 elements, not 0"),
+    ("largest", {"numbers": torch.zeros(3, 4).half()}, "numbers must be Float, not Half"),
+    ("to_bits", {"at": torch.tensor([-1])}, "positions must not descend, nor be negative"),
+    ("to_bits", {"at": torch.tensor([30, 2])}, "positions must not descend, nor be negative"),
+    ("to_bits", {"rows": 2**62}, "numbers are too many: 4611686018427387904 times 12"),
+    ("to_bits", {"dim": 0}, "dim must be at least 1, not 0"),
+    ("from_bits", {"bits": torch.zeros(5).byte()}, "bits must have 6 elements, not 5"),
+    ("from_bits", {"bits": torch.full((6,), 255).byte()}, "row 0 has bits behind its 12 columns"),
+    ("from_bits", {"rooms": [1, 6]}, "more entries than there is room for"),
+    ("from_bits", {"counts": [4, -1]}, "counts must be at least 0, not -1"),
+]
+
+
+def bad_calls() -> Iterator[str]:
+    """What the operators say to ``BAD``."""
+    assert native.available()
+    for name, changes, _ in BAD:
+        try:
+            call(name, GOOD[name]() | changes)
+            yield "no error"
+        except RuntimeError as error:
+            yield str(error)
+
+
+def search_in_a_full_table() -> Iterator[list[int]]:
+    assert native.available()
+    arguments = GOOD["dedup"]() | {"hot_table": ints(1, 1, 2, 2).view(2, 2)}
+    yield call("dedup", arguments)[0].tolist()
+
+
+def throw(name: str, examples: int) -> Iterator[dict[str, int]]:
+    """Calls an operator with spoiled arguments; says how often it refused and how often not."""
+    assert native.available()
+    results = {"refused": 0, "taken": 0}
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @given(spoiled(name))
+    def try_one(arguments: Arguments) -> None:
+        try:
+            call(name, arguments)
+            results["taken"] += 1
+        except RuntimeError:
+            results["refused"] += 1
+
+    try_one()
+    yield results
+
+
+def call_everything(examples: int) -> Iterator[str]:
+    """Good, bad and spoiled calls of all operators; says where the operators came from."""
+    origin = native.operators().origin
+    assert origin != "none", native.operators()
+    for name, good in GOOD.items():
+        call(name, good())
+        list(throw(name, examples))
+    empty = torch.zeros(2, 4, dtype=torch.int32)
+    assert call("unpack", {"messages": empty, "first": 1, "end": 3, "header": 4}).numel() == 0
+    list(bad_calls())
+    yield origin
