@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 __all__ = ["id_group", "ids_apart"]
 
@@ -34,15 +35,32 @@ def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     if device.type != "cpu" or pg.size() == 1:
         return pg
     if pg not in _GROUPS:
-        backend: Any = pg._get_backend(device)  # the only way to learn of a group's timeout
-        _GROUPS[pg] = dist.new_group(
-            dist.get_process_group_ranks(pg),
-            timeout=backend.options._timeout,
-            backend=backend.name(),
-            use_local_synchronization=True,
-            group_desc="fused ids",
-        )
+        _GROUPS[pg] = _another_group(pg, device)
     return _GROUPS[pg]
+
+
+def _another_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """Makes another group of the same ranks; only they need to call this.
+
+    HACK: ``new_group`` has ``use_local_synchronization`` for that, but then it names the group by
+    the number of groups that a rank has, and waits in vain for ranks that have more or fewer.
+    """
+    backend: Any = pg._get_backend(device)
+    ranks = dist.get_process_group_ranks(pg)
+    store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
+    made, _ = distributed_c10d._new_process_group_helper(
+        len(ranks),
+        pg.rank(),
+        ranks,
+        dist.Backend(backend.name()),
+        store,
+        group_name=dist.GroupName(f"{pg.group_name}.fused_ids"),
+        timeout=backend.options._timeout,
+        group_desc="fused ids",
+    )
+    places = {global_rank: rank for rank, global_rank in enumerate(ranks)}
+    distributed_c10d._world.pg_group_ranks[made] = places
+    return made
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fusedrec_torchrec.core.config import (
 )
 from fusedrec_torchrec.training.config import TrainConfig
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TABLES = [{"name": "a", "rows": 10}]
 
 
