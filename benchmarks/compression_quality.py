@@ -16,7 +16,7 @@ from statistics import mean, stdev
 import torch
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.logs import read_log
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.main import load_config

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 
 RANKS, BATCH, STEPS = 2, 1024, 600
 TABLES, ROWS, HOT_ROWS, DIM = 8, 50_000, 8_000, 16

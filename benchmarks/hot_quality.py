@@ -19,8 +19,8 @@ from ranks import on_ranks, one_by_one, write_into
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.separate import separate
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.separate import separate
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source

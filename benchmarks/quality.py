@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source

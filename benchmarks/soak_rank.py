@@ -3,8 +3,8 @@
 from typing import Any
 from unittest import mock
 
-from fusedrec_torchrec.data.faulty import FaultySource
 from fusedrec_torchrec.training import main as training
+from fusedrec_torchrec.training.data.faulty import FaultySource
 from fusedrec_torchrec.training.source import open_source
 
 ONE_IN = 600_000  # samples

@@ -22,10 +22,10 @@ from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
-from fusedrec_torchrec.data.vocabulary import read_vocabulary
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.sharding.plan_file import read_plan, shards_of
 from fusedrec_torchrec.training.checkpoint import read_run_state
+from fusedrec_torchrec.training.data.vocabulary import read_vocabulary
 from tests.hostile import small_checkpoint, unchanged
 
 CLUSTER = Path(__file__).parents[1] / "configs" / "clusters" / "cpu_ethernet.yaml"

@@ -24,7 +24,7 @@ from fusedrec_torchrec.cli.main import _parser, main
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from tests.cli.command import ROOT, python
-from tests.data.criteo_text import lines, write
+from tests.training.data.criteo_text import lines, write
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")

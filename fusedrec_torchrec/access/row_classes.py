@@ -4,7 +4,7 @@ Everything the cost model wants to know about data is in here.  Rows are in clas
 that a table of a billion rows is a few hundred numbers.  Where uses come from:
 
 - nothing is known: all rows alike, the worst case for dedup;
-- a Zipf exponent: the law of ``data.synthetic``;
+- a Zipf exponent: the law of ``access.synthetic``;
 - an access profile: what was counted.  Rows that a sample has not met are not rows that are never
   used; Good and Turing's estimate gives them the share of accesses that went to rows met once.
 """
@@ -48,7 +48,7 @@ class RowClasses:
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> "RowClasses":
-        """Zipf's law, continuous, as ``data.synthetic`` draws from."""
+        """Zipf's law, continuous, as ``access.synthetic`` draws from."""
         edges = np.unique(
             np.concatenate(
                 [

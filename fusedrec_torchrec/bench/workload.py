@@ -10,10 +10,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.access.samples import Samples, Source
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.bench.hot import HotWorkload
 from fusedrec_torchrec.bench.suite import WorkloadConfig
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.training.data.prepared import PreparedData
 
 __all__ = ["Model", "Workload", "dims_of", "open_source", "outputs_of", "table_bytes"]
 

@@ -17,8 +17,8 @@ from fusedrec_torchrec.bench.validate import compare_again, print_validation, va
 from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.core.files import write_text
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import MANIFEST
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import MANIFEST
 
 __all__ = ["add_command"]
 

@@ -8,9 +8,9 @@ from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
 from fusedrec_torchrec.cli.checkpoint import show_checkpoint
 from fusedrec_torchrec.cli.prepare import print_prepared
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints
+from fusedrec_torchrec.training.data.prepared import MANIFEST, PreparedData
 from fusedrec_torchrec.training.logs import read_log
 
 __all__ = ["add_command"]

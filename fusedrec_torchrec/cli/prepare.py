@@ -5,10 +5,10 @@ from typing import Any
 
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.spelling import as_flag
-from fusedrec_torchrec.data.vocabulary import RESERVED
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.spelling import as_flag
+from fusedrec_torchrec.training.data.vocabulary import RESERVED
 
 __all__ = ["add_command", "print_prepared"]
 

@@ -26,9 +26,9 @@ from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import MANIFEST, PreparedData
-from fusedrec_torchrec.data.spelling import as_flag
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.training.data.spelling import as_flag
 from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.separate import separate
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.separate import separate
 
 __all__ = ["add_command"]
 

@@ -30,9 +30,9 @@ from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
 from fusedrec_torchrec.core.all_ranks import of_all_ranks
 from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
 from fusedrec_torchrec.core.lost_rank import wait
-from fusedrec_torchrec.data.batch_check import CheckedBatch, stand_in
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
+from fusedrec_torchrec.training.data.batch_check import CheckedBatch, stand_in
 
 __all__ = ["BadBatchError", "BadBatches", "GuardedOptimizer"]
 

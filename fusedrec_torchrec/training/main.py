@@ -20,10 +20,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_together
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
-from fusedrec_torchrec.data.loader import split
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
+from fusedrec_torchrec.training.data.loader import split
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.network import interface_called
 from fusedrec_torchrec.training.process_group import init_process_group

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
-from fusedrec_torchrec.data.alternation import Rates
-from fusedrec_torchrec.data.batch_check import BatchCheck
-from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.loader import Loader, split
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.separate import HOT_SET
-from fusedrec_torchrec.data.separated_loader import SeparatedLoader
-from fusedrec_torchrec.data.spelling import as_setting
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
+from fusedrec_torchrec.training.data.alternation import Rates
+from fusedrec_torchrec.training.data.batch_check import BatchCheck
+from fusedrec_torchrec.training.data.hot_first import HotFirst
+from fusedrec_torchrec.training.data.loader import Loader, split
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.separate import HOT_SET
+from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
+from fusedrec_torchrec.training.data.spelling import as_setting
 
 __all__ = ["eval_loader", "first_rates", "hot_samples", "open_source", "train_loader"]
 

@@ -12,8 +12,8 @@ import pytest
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.vocabulary import read_vocabulary
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.vocabulary import read_vocabulary
 
 ABOUT = {"kind": "hot set", "version": 1, "table_rows": {"a": 10, "b": 5}}
 IDS = {"ids_0": np.array([3, 4]), "ids_1": np.array([0])}

@@ -16,7 +16,7 @@ from fusedrec_torchrec.access.profile import (
     share_of_top,
 )
 from fusedrec_torchrec.access.samples import Samples
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 
 SOURCE = SyntheticData(
     [SyntheticTable(name="a", rows=50), SyntheticTable(name="b", rows=400, pooling=3)], 2, 1000

@@ -9,7 +9,7 @@ from fusedrec_torchrec.access.access_profile import AccessProfile, Recorder
 from fusedrec_torchrec.access.hot_set import ids_by_feature
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.row_classes import RowClasses
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 
 
 def source(zipf: float, rows: int = 20_000, samples: int = 65_536) -> SyntheticData:

@@ -8,9 +8,9 @@ import pytest
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.data.prepare import prepare
-from fusedrec_torchrec.data.prepared import PreparedData
-from tests.data.criteo_text import lines, write
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from tests.training.data.criteo_text import lines, write
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,10 +14,10 @@ from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.config import options
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.data.prepared import PreparedData
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.cli.command import ROOT
-from tests.data.criteo_text import lines, write
+from tests.training.data.criteo_text import lines, write
 
 Capture = pytest.CaptureFixture[str]
 

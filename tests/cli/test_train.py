@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cli.command import ROOT, fusedrec, torchrun
-from tests.data.criteo_text import lines, write
+from tests.training.data.criteo_text import lines, write
 from tests.training.runs import small
 
 

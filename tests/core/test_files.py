@@ -12,7 +12,7 @@ import pytest
 
 from fusedrec_torchrec.access.array_file import write_arrays
 from fusedrec_torchrec.core.files import described, naming, write_json, write_text
-from fusedrec_torchrec.data.parquet import write_parquet
+from fusedrec_torchrec.training.data.parquet import write_parquet
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.core.config import from_mapping
-from fusedrec_torchrec.data.faulty import FaultySource
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.faulty import FaultySource
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.source import open_source
 from tests.training.runs import CPU, whole_state

@@ -10,11 +10,11 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.config import from_mapping
-from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
-from fusedrec_torchrec.data.faulty import KINDS
 from fusedrec_torchrec.training.bad_batches import BadBatches
 from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import BadBatchesConfig, TrainConfig
+from fusedrec_torchrec.training.data.batch_check import BatchCheck, CheckedBatch
+from fusedrec_torchrec.training.data.faulty import KINDS
 from fusedrec_torchrec.training.logs import read_log
 from tests.cluster import Cluster
 from tests.faults.faulty import train_faulty
@@ -34,7 +34,7 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def sample_of(folder: Path, step: int, rank: int = 1) -> int:
     """Number of a sample that this rank has in this step, of two ranks."""
-    from fusedrec_torchrec.data.loader import split
+    from fusedrec_torchrec.training.data.loader import split
     from fusedrec_torchrec.training.source import open_source, train_loader
 
     settings = from_mapping(TrainConfig, config(folder))

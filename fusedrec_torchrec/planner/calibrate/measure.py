@@ -39,10 +39,10 @@ from tqdm import tqdm
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_yaml
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link
 from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import binary_auroc
 
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 
 TABLES = [
     SyntheticTable(name="one", rows=1000),

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.data import vocabulary
-from fusedrec_torchrec.data.vocabulary import MISSING, RARE, RESERVED, build_vocabulary, rows_of
+from fusedrec_torchrec.training.data import vocabulary
+from fusedrec_torchrec.training.data.vocabulary import (
+    MISSING,
+    RARE,
+    RESERVED,
+    build_vocabulary,
+    rows_of,
+)
 
 
 def expected(values: list[int], min_count: int, max_rows: int | None) -> list[int]:

@@ -16,8 +16,8 @@ from fusedrec_torchrec.access.samples import DamagedDataError
 from fusedrec_torchrec.core.config import from_mapping, section
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import parse_json
-from fusedrec_torchrec.data.criteo import LABEL
-from fusedrec_torchrec.data.parquet import reading
+from fusedrec_torchrec.training.data.criteo import LABEL
+from fusedrec_torchrec.training.data.parquet import reading
 
 __all__ = [
     "MANIFEST",

@@ -16,10 +16,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import DamagedDataError, Samples, Source
 from fusedrec_torchrec.core.processes import die_with
-from fusedrec_torchrec.data.alternation import Alternation
-from fusedrec_torchrec.data.batch_check import BatchCheck, CheckedBatch
-from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.order import Order
+from fusedrec_torchrec.training.data.alternation import Alternation
+from fusedrec_torchrec.training.data.batch_check import BatchCheck, CheckedBatch
+from fusedrec_torchrec.training.data.hot_first import HotFirst
+from fusedrec_torchrec.training.data.order import Order
 
 __all__ = ["Loader", "split"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fusedrec_torchrec.data import lines as lines_module
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.training.data import lines as lines_module
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.cli.command import ROOT
-from tests.data.criteo_text import lines, write
-from tests.data.test_prepare import contents
+from tests.training.data.criteo_text import lines, write
+from tests.training.data.test_prepare import contents
 
 SMALL = PrepareOptions(part_rows=100, group_rows=64)
 SMALL_BLOCKS = 16_384
@@ -22,7 +22,7 @@ CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.data import lines, prepare
+from fusedrec_torchrec.training.data import lines, prepare
 
 lines.BLOCK_BYTES = 16_384
 prepare.PrepareOptions.__init__.__kwdefaults__.update(part_rows=100, group_rows=64)

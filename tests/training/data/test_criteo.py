@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.data.criteo import BadLines, RawColumns, parse, read
-from fusedrec_torchrec.data.lines import Block, TextFile
-from tests.data.criteo_text import line, lines, write
+from fusedrec_torchrec.training.data.criteo import BadLines, RawColumns, parse, read
+from fusedrec_torchrec.training.data.lines import Block, TextFile
+from tests.training.data.criteo_text import line, lines, write
 
 
 def read_all(path: Path, bad_lines: BadLines) -> RawColumns:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
-from fusedrec_torchrec.data.lines import Block, TextFile
+from fusedrec_torchrec.training.data.lines import Block, TextFile
 
 __all__ = ["CATEGORIES", "INTEGERS", "LABEL", "BadLines", "RawColumns", "parse", "read"]
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.samples import DamagedDataError, Samples
-from fusedrec_torchrec.data.criteo import LABEL
-from fusedrec_torchrec.data.parquet import open_parquet, reading
-from fusedrec_torchrec.data.prepared_files import (
+from fusedrec_torchrec.training.data.criteo import LABEL
+from fusedrec_torchrec.training.data.parquet import open_parquet, reading
+from fusedrec_torchrec.training.data.prepared_files import (
     MANIFEST,
     VERSION,
     RowGroup,

@@ -23,12 +23,24 @@ from tqdm import tqdm
 
 from fusedrec_torchrec.core.files import locked, naming, write_json
 from fusedrec_torchrec.core.json_file import parse_json
-from fusedrec_torchrec.data.criteo import CATEGORIES, INTEGERS, LABEL, BadLines, RawColumns, read
-from fusedrec_torchrec.data.lines import TextFile, find_files
-from fusedrec_torchrec.data.parquet import open_parquet, reading, write_parquet
-from fusedrec_torchrec.data.prepared import MANIFEST, VERSION, PreparedData
-from fusedrec_torchrec.data.spelling import Spelling, as_argument
-from fusedrec_torchrec.data.vocabulary import RESERVED, build_vocabulary, read_vocabulary, rows_of
+from fusedrec_torchrec.training.data.criteo import (
+    CATEGORIES,
+    INTEGERS,
+    LABEL,
+    BadLines,
+    RawColumns,
+    read,
+)
+from fusedrec_torchrec.training.data.lines import TextFile, find_files
+from fusedrec_torchrec.training.data.parquet import open_parquet, reading, write_parquet
+from fusedrec_torchrec.training.data.prepared import MANIFEST, VERSION, PreparedData
+from fusedrec_torchrec.training.data.spelling import Spelling, as_argument
+from fusedrec_torchrec.training.data.vocabulary import (
+    RESERVED,
+    build_vocabulary,
+    read_vocabulary,
+    rows_of,
+)
 
 __all__ = ["PrepareOptions", "prepare"]
 

@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.access.samples import DamagedDataError
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.data import lines as lines_module
-from fusedrec_torchrec.data.loader import Loader
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import PreparedData
+from fusedrec_torchrec.training.data import lines as lines_module
+from fusedrec_torchrec.training.data.loader import Loader
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
-from tests.data.criteo_text import lines, write
-from tests.data.damage import VISIBLE, of_another_type, one_bit
+from tests.training.data.criteo_text import lines, write
+from tests.training.data.damage import VISIBLE, of_another_type, one_bit
 from tests.training.runs import small, train
 
 Capture = pytest.CaptureFixture[str]

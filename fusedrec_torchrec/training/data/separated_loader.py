@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from torchrec.datasets.utils import Batch
 
-from fusedrec_torchrec.data.alternation import Alternation, Rates
-from fusedrec_torchrec.data.loader import Loader
+from fusedrec_torchrec.training.data.alternation import Alternation, Rates
+from fusedrec_torchrec.training.data.loader import Loader
 
 __all__ = ["SeparatedLoader"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
-from fusedrec_torchrec.data.alternation import Rates
+from fusedrec_torchrec.training.data.alternation import Rates
 
 __all__ = ["HotFirst"]
 

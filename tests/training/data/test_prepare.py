@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.data import criteo
-from fusedrec_torchrec.data import lines as lines_module
-from fusedrec_torchrec.data import prepare as prepare_module
-from fusedrec_torchrec.data.criteo import CATEGORIES
-from fusedrec_torchrec.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.data.prepared import PreparedData
-from tests.data.criteo_text import line, lines, write
+from fusedrec_torchrec.training.data import criteo
+from fusedrec_torchrec.training.data import lines as lines_module
+from fusedrec_torchrec.training.data import prepare as prepare_module
+from fusedrec_torchrec.training.data.criteo import CATEGORIES
+from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from tests.training.data.criteo_text import line, lines, write
 
 SMALL = PrepareOptions(part_rows=200, group_rows=64)
 

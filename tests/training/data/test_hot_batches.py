@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from fusedrec_torchrec.access.access_profile import AccessProfile, Recorder
 from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
 from fusedrec_torchrec.access.samples import Samples
-from fusedrec_torchrec.data.alternation import Alternation, Rates
-from fusedrec_torchrec.data.hot_first import HotFirst
-from fusedrec_torchrec.data.loader import Loader
-from fusedrec_torchrec.data.prepare import prepare
-from fusedrec_torchrec.data.prepared import PreparedData
-from fusedrec_torchrec.data.separate import separate
-from fusedrec_torchrec.data.separated_loader import SeparatedLoader
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
-from tests.data.criteo_text import lines, write
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.training.data.alternation import Alternation, Rates
+from fusedrec_torchrec.training.data.hot_first import HotFirst
+from fusedrec_torchrec.training.data.loader import Loader
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.separate import separate
+from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
+from tests.training.data.criteo_text import lines, write
 
 TABLES = {"a": 40, "b": 60}
 

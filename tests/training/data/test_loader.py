@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torchrec.datasets.utils import Batch
 
 from fusedrec_torchrec.access.samples import Samples
-from fusedrec_torchrec.data.loader import Loader, split
-from fusedrec_torchrec.data.order import Order
-from fusedrec_torchrec.data.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.training.data.loader import Loader, split
+from fusedrec_torchrec.training.data.order import Order
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fusedrec_torchrec.data import lines
-from fusedrec_torchrec.data.lines import TextFile, find_files
+from fusedrec_torchrec.training.data import lines
+from fusedrec_torchrec.training.data.lines import TextFile, find_files
 
 CONTENT = b"".join(b"line %d\n" % i for i in range(5000))
 
