@@ -11,7 +11,7 @@ from torch import nn
 
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
 from fusedrec_torchrec.codecs.largest import LargestEntries
-from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, fused_parts
+from fusedrec_torchrec.sharding.modules.fused_tables import FusedTables, fused_tables_of
 
 __all__ = ["compression_state", "is_compressed", "load_compression_state"]
 
@@ -24,19 +24,19 @@ def compression_state(model: nn.Module) -> State:
     dense = thresholds_of(model)
     if dense is not None:
         found |= {f"dense.{name}": value for name, value in dense.state().items()}
-    for path, part in fused_parts(model):
+    for path, part in fused_tables_of(model):
         for table, codec in _largest(part):
             found[f"rows.{path}.{table}"] = codec.threshold.state()
-        for name, each in part.synced_gradients():
-            found |= {f"{name}.{path}.{key}": value for key, value in each.state().items()}
+        for each in part.replications:
+            found |= {f"{each.name}.{path}.{key}": value for key, value in each.state().items()}
     return found
 
 
 def is_compressed(model: nn.Module) -> bool:
     """Whether anything is compressed that has a state."""
     return thresholds_of(model) is not None or any(
-        _largest(part) or any(each.state() for _, each in part.synced_gradients())
-        for _, part in fused_parts(model)
+        _largest(part) or any(each.state() for each in part.replications)
+        for _, part in fused_tables_of(model)
     )
 
 
@@ -54,12 +54,12 @@ def load_compression_state(
     dense = thresholds_of(model)
     if dense is not None:
         dense.load([_below(state, "dense.") for state in states])
-    for path, part in fused_parts(model):
+    for path, part in fused_tables_of(model):
         for table, codec in _largest(part):
             name = f"rows.{path}.{table}"
             codec.threshold.load([state[name] for state in states if name in state])
-        for name, each in part.synced_gradients():
-            each.load([_below(state, f"{name}.{path}.") for state in states], own)
+        for each in part.replications:
+            each.load([_below(state, f"{each.name}.{path}.") for state in states], own)
 
 
 def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
@@ -68,7 +68,7 @@ def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
     }
 
 
-def _largest(part: FusedPart) -> list[tuple[str, LargestEntries]]:
+def _largest(part: FusedTables) -> list[tuple[str, LargestEntries]]:
     """Codecs with a threshold, by the first table of their bucket."""
     if part.wires is None:
         return []

@@ -21,7 +21,7 @@ from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.exchange.hashing import table_salt
-from fusedrec_torchrec.sharding.modules.fused_part import fused_parts
+from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 
 __all__ = [
     "MANIFEST",
@@ -156,7 +156,7 @@ def describe(
         weights: what the names of weights begin with in the checkpoint.
     """
     shardings = _shardings(model)
-    fused = dict(fused_parts(model))
+    fused = dict(fused_tables_of(model))
     hashed = {
         table: part.options.hash_seed for part in fused.values() for table in part.hashed_tables()
     }
@@ -195,7 +195,7 @@ def describe(
 
 def hot_set_of(model: nn.Module) -> HotSet | None:
     """The hot rows of a sharded model; None if it has none."""
-    parts = [part for _, part in fused_parts(model)]
+    parts = [part for _, part in fused_tables_of(model)]
     rows = {table.name: table.rows for part in parts for table in part.layout.tables}
     ids = {name: found.numpy() for part in parts for name, found in part.hot_ids().items()}
     return HotSet(rows, ids) if ids else None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
-from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.folder_files import open_in_folder
 
 __all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_together"]
@@ -160,8 +160,8 @@ def verify_together(folder: Path, required: bool = False) -> None:
         unread = str(error)
     except Exception as error:  # whatever it is, other ranks must hear of it
         problems.append(str(error) or type(error).__name__)
-    unread = next((text for text in of_all_ranks(unread) if text is not None), None)
-    problems = sorted({problem for found in of_all_ranks(problems) for problem in found})
+    unread = next((text for text in gather_from_all_ranks(unread) if text is not None), None)
+    problems = sorted({problem for found in gather_from_all_ranks(problems) for problem in found})
     if problems:
         raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")
     if unread is not None:

@@ -27,7 +27,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
-from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
@@ -137,7 +137,7 @@ class BadBatches:
 
     def _first_of(self, own: str | None) -> tuple[int, str, int]:
         """The first rank with a problem, its problem, and how many more have one."""
-        problems = of_all_ranks(own, self._group)
+        problems = gather_from_all_ranks(own, self._group)
         found = [(rank, problem) for rank, problem in enumerate(problems) if problem is not None]
         return *found[0], len(found) - 1
 
