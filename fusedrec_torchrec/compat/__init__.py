@@ -1,1 +1,22 @@
-"""TODO."""
+"""The only place that reaches into the insides of TorchRec, FBGEMM and torch.
+
+======================  =========================================================
+``private_names``       every private name of theirs that the package uses
+``optimizers``          FBGEMM's fused optimizers: where they run, their state
+``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
+``bucket_table``        one FBGEMM table that looks like several to TorchRec
+``row_update``          FBGEMM's update of rows whose gradients are at hand
+``lookups``             the lookups of sharded modules
+``id_group``            the process group in which ids travel on CPU
+``awaitables``          parts of TorchRec's awaitables; splits of a pipeline
+``jagged_tensor``       what KeyedJaggedTensor does not let others set
+``feature_processors``  the processors of a feature-processed module
+``placement``           where a shard is, in plans
+``stock_planner``       whether TorchRec's own planner asks
+``inference_mode``      leaves it where FBGEMM has no kernels for it
+``tensor_version``      how often a tensor was written to
+======================  =========================================================
+
+A new version of TorchRec fails first in the test of ``private_names``, which says what to look at.
+It comes before all other parts and imports none of them.
+"""

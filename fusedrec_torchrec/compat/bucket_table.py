@@ -194,7 +194,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         )
 
     def one_id_per_bag(self, ids: int) -> torch.Tensor:
-        """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""
+        """Returns offsets 0, 1, ..., ids, for FBGEMM's pooled kernels, which are its fastest."""
         if self._offsets.numel() <= ids:
             # On CUDA a pending kernel of another stream may still read the old ones.
             if self._offsets.is_cuda:

@@ -26,7 +26,7 @@ _GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
 
 
 def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """The group for ids of the ranks of a process group; a collective when it is first asked for.
+    """Returns the group for ids of a process group; when first asked, all its ranks must call it.
 
     Args:
         pg: the group of rows and gradients.
@@ -65,7 +65,7 @@ def _another_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessG
 
 @contextmanager
 def ids_apart(shardings: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """Stock shardings that make their input dists in here send ids in the group for ids."""
+    """Has stock shardings that make their input dists in here send ids in the group for ids."""
     # HACK: TorchRec gives input and output dists the same group.
     groups = [(each, each._pg) for each in shardings if getattr(each, "_pg", None) is not None]
     try:

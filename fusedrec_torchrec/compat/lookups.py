@@ -6,7 +6,7 @@ __all__ = ["lookups_of"]
 
 
 def lookups_of(model: nn.Module) -> list[nn.Module]:
-    """The lookups of all sharded modules, each once, in the same order on all ranks.
+    """Returns the lookups of all sharded modules, each once, in the same order on all ranks.
 
     TorchRec keeps some of them in plain lists, which ``modules()`` does not see, and some wrapped
     in DistributedDataParallel.

@@ -100,7 +100,7 @@ def _checked(scale: float) -> float:
 
 
 def _scaled(settings: dict[str, Any], groups: int) -> dict[str, Any]:
-    """Settings of momentum-scaled row-wise AdaGrad in terms of FBGEMM's row-wise AdaGrad."""
+    """Translates settings of momentum-scaled row-wise AdaGrad to FBGEMM's row-wise AdaGrad."""
     settings = dict(settings)
     scale = settings.pop("momentum_scale", None)
     scale = float(groups) if scale is None else _checked(scale)
@@ -124,7 +124,7 @@ def _is_ours(optimizer: Any) -> bool:
 
 
 def without_scale(fused_params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Settings as planners understand them: the same memory and the same speed."""
+    """Returns settings as planners understand them: the same memory and the same speed."""
     if fused_params is None or not _is_ours(fused_params.get("optimizer")):
         return fused_params
     others = {k: v for k, v in fused_params.items() if k != "momentum_scale"}
@@ -132,7 +132,7 @@ def without_scale(fused_params: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def resolve_fused_params(fused_params: dict[str, Any] | None, groups: int) -> dict[str, Any] | None:
-    """Settings that FBGEMM understands.
+    """Returns settings that FBGEMM understands.
 
     Args:
         fused_params: the user's.
@@ -144,7 +144,7 @@ def resolve_fused_params(fused_params: dict[str, Any] | None, groups: int) -> di
 
 
 def resolve_sharder(sharder: Any, groups: int) -> Any:
-    """A sharder whose settings FBGEMM understands; the user's own stays as it is."""
+    """Returns a sharder whose settings FBGEMM understands; the user's own stays as it is."""
     inner = getattr(sharder, "_ebc_sharder", None)
     if inner is not None:
         sharder = copy.copy(sharder)
@@ -156,7 +156,7 @@ def resolve_sharder(sharder: Any, groups: int) -> Any:
 
 
 def resolve_parameters(module: nn.Module, groups: int) -> None:
-    """The same for what ``apply_optimizer_in_backward`` has attached to a module's parameters."""
+    """Resolves what ``apply_optimizer_in_backward`` has attached to a module's parameters."""
     for parameter in module.parameters():
         if any(map(_is_ours, getattr(parameter, "_optimizer_classes", []))):
             parameter._optimizer_classes = [RowWiseAdagrad]  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ def scale_table(table: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
 
 
 def scale_lookups(module: nn.Module) -> None:
-    """The same for the tables of a sharded module's stock lookups, and their optimizers' rates."""
+    """Scales the tables of a sharded module's stock lookups, and their optimizers' rates."""
     kernels: list[Any] = [
         k for look in lookups_of(module) for k in getattr(look, "_emb_modules", [])
     ]

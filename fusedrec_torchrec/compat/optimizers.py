@@ -19,6 +19,7 @@ __all__ = [
     "STATE_PREFIXES",
     "Optimizer",
     "optimizer_of",
+    "optimizers_in_backward",
     "optimizers_of",
 ]
 
@@ -84,14 +85,26 @@ def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
     return tuple(kind for kind, each in OPTIMIZERS.items() if on_cuda or each.cpu_operator)
 
 
+def optimizers_in_backward(
+    weight: torch.Tensor,
+) -> tuple[list[type] | None, list[dict[str, Any]]]:
+    """Returns what ``apply_optimizer_in_backward`` has attached to a parameter.
+
+    Returns:
+        classes of optimizers, None if it has not, and the settings of each.
+    """
+    classes = getattr(weight, "_optimizer_classes", None)
+    return classes, getattr(weight, "_optimizer_kwargs", [])
+
+
 def optimizer_of(weight: torch.Tensor, default: Any) -> EmbOptimType:
     """Returns a table's optimizer.
 
     It is that of ``apply_optimizer_in_backward``, or else the sharder's, or else SGD.
     """
-    classes = getattr(weight, "_optimizer_classes", [None])
+    classes, _ = optimizers_in_backward(weight)
+    if not classes:
+        return default or EmbOptimType.EXACT_SGD
     if classes[0] is MomentumScaledRowWiseAdagrad:
         return EmbOptimType.EXACT_ROWWISE_ADAGRAD
-    if classes[0] is not None:
-        return optimizer_type_to_emb_opt_type(classes[0])
-    return default or EmbOptimType.EXACT_SGD
+    return optimizer_type_to_emb_opt_type(classes[0])

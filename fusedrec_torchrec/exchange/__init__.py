@@ -1,21 +1,31 @@
-"""The fused data path, in the order the data flows.
+"""The fused data path: one batch, in the order the data flows.
 
 ======================  =========================================================
+``options``             what a user can choose
+``buckets``             tables -> buckets, one FBGEMM table each
+``layout``              buckets -> ranks and the fused key space
+``replication``         rows that live on several ranks, as the exchange sees them
 ``checks``              what names, shapes and types of a batch can tell
 ``features``            the batch in canonical form
-``layout``              tables -> buckets, ranks and the fused key space
 ``hashing``, ``keys``   (table, id) -> key in the fused key space
 ``dedup``               unique keys + inverse
 ``routing``             unique keys -> owner rank, bucket and local row
 ``bags``                which rows form which output row
-``input_dist``          ONE all-to-all: header + int32 local rows
-``lookup``              one FBGEMM table per bucket
+``variable_batch``      the same for sequences of a variable batch per feature
+``context``             what a rank remembers of a batch until backward
+``capacity``            how much room a message has
+``statuses``            what a rank says about its own batch, and who ran out of data
+``outgoing_batch``      a batch on its way to the owners
+``messages``            header + int32 local rows; a second round if they do not fit
+``all_replicated``      batches of nothing but replicated rows, which need no exchange
+``input_dist``          ONE all-to-all: all of the above for one module
+``lookup``              one FBGEMM call per bucket
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
-``native``              C++ operators for the hot loops, and where they come from
-``buffers``, ``stages`` memory that is used again; names for what takes time
+``gradients``           gradients of gradients are refused
 ======================  =========================================================
 
 After FusedRec (AAAI 2026).  The side that asks for rows is the *requester*, the side that
-holds them the *owner*; every rank is both.
+holds them the *owner*; every rank is both.  Nothing here knows of hot rows or of 2D parallelism:
+they are replications.
 """

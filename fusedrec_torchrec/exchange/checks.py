@@ -17,7 +17,7 @@ INTEGER_TYPES = (torch.int32, torch.int64)
 def check_names(
     keys: Sequence[str], wanted: Sequence[str], known: set[str], refuse_extra: bool
 ) -> None:
-    """Every wanted feature once, and no unknown ones."""
+    """Checks that every wanted feature is there once, and no unknown ones."""
     missing = [name for name in wanted if name not in keys]
     if missing:
         raise ValueError(
@@ -36,7 +36,7 @@ def check_names(
 
 
 def check_tensor_dict(features: TensorDict, names: Sequence[str]) -> None:
-    """Every feature is jagged."""
+    """Checks that every feature is jagged."""
     for name in names:
         value = features[name]
         if not isinstance(value, JaggedTensor) and not getattr(value, "is_nested", False):
@@ -47,7 +47,7 @@ def check_tensor_dict(features: TensorDict, names: Sequence[str]) -> None:
 
 
 def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.device) -> None:
-    """Ids, lengths, weights and inverse indices fit each other."""
+    """Checks that ids, lengths, weights and inverse indices fit each other."""
     values, keys = features.values(), features.keys()
     if not isinstance(values, torch.Tensor):
         raise ValueError(f"ids of features {keys} are a {type(values).__name__}, must be a Tensor")

@@ -16,11 +16,11 @@ import torch
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.replication import ReplicaIndex
 
-__all__ = ["Dedup", "Grouping", "Unique"]
+__all__ = ["Dedup", "Occurrences", "Unique"]
 
 
 @dataclass(frozen=True)
-class Grouping:
+class Occurrences:
     """The ids of each unique key.
 
     Attributes:
@@ -41,13 +41,13 @@ class Unique:
             is N, and the entries behind the last unique key are the key space's size.
         inverse_N: for each id, the position of its key in ``keys_U``, int32.
         counts_P: unique keys of each part, int64.
-        grouping: which ids have which key; None if the method does not find out.
+        occurrences: which ids have which key; None if the method does not find out.
     """
 
     keys_U: torch.Tensor
     inverse_N: torch.Tensor
     counts_P: torch.Tensor
-    grouping: Grouping | None = None
+    occurrences: Occurrences | None = None
 
 
 class Dedup:
@@ -67,14 +67,14 @@ class Dedup:
         return self.by_sort(keys_N, static_shape=keys_N.device.type != "cpu", index=index)
 
     def by_hash(self, keys_N: torch.Tensor, index: ReplicaIndex | None = None) -> Unique:
-        """Keys of a part come in the order of their first occurrence."""
+        """Deduplicates by a hash table; keys of a part come in the order of first occurrence."""
         table = None if index is None else index.table
         return Unique(*torch.ops.fusedrec.dedup(keys_N, self._part_starts_P1, table))
 
     def by_sort(
         self, keys_N: torch.Tensor, static_shape: bool = False, index: ReplicaIndex | None = None
     ) -> Unique:
-        """Keys come in ascending order."""
+        """Deduplicates by a sort; keys come in ascending order."""
         if index is not None:
             keys_N = index.replace(keys_N)
         sorted_N, order_N = torch.sort(keys_N, stable=True)
@@ -88,12 +88,12 @@ class Dedup:
         inverse_N.scatter_(0, order_N, rank_N.int())
         starts_U1 = torch.ops.fbgemm.asynchronous_complete_cumsum(ids_U.int())
         counts_P = torch.searchsorted(keys_U, self._part_starts_P1).diff()
-        return Unique(keys_U, inverse_N, counts_P, Grouping(order_N.int(), starts_U1))
+        return Unique(keys_U, inverse_N, counts_P, Occurrences(order_N.int(), starts_U1))
 
     def _neighbours(
         self, sorted_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``unique_consecutive`` without a look at the number of unique keys."""
+        """Does what ``unique_consecutive`` does, without a look at the number of unique keys."""
         is_new_N = torch.zeros_like(sorted_N, dtype=torch.bool)
         torch.ne(sorted_N[1:], sorted_N[:-1], out=is_new_N[1:])
         rank_N = is_new_N.cumsum(0)

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
 from fusedrec_torchrec.exchange.checks import check_batch, check_names, check_tensor_dict
 
 __all__ = ["CanonicalFeatures"]
@@ -89,8 +90,7 @@ class CanonicalFeatures:
         canonical = features if order is None else features.permute(*order)
         if variable:
             assert inverse_indices is not None
-            # HACK: permute drops the inverse indices, and there is no other way to set them.
-            canonical._inverse_indices = self._in_slot_order(inverse_indices)
+            set_inverse_indices(canonical, self._in_slot_order(inverse_indices))
         self._last_was_variable = variable
         return canonical
 
@@ -134,7 +134,7 @@ class CanonicalFeatures:
     def _in_slot_order(
         self, inverse_indices: tuple[list[str], torch.Tensor]
     ) -> tuple[list[str], torch.Tensor]:
-        """Inverse indices in the order of the slots, each feature once.
+        """Returns inverse indices in the order of the slots, each feature once.
 
         TorchRec works out how they belong to its outputs with the first batch only.
         """

@@ -17,13 +17,13 @@ __all__ = ["hash_ids", "table_salt"]
 
 
 def table_salt(table_name: str, seed: int = 0) -> int:
-    """A signed 64-bit salt for a table: the first 8 bytes of BLAKE2b over seed and name."""
+    """Returns a signed 64-bit salt for a table: the first 8 bytes of BLAKE2b over seed and name."""
     digest = hashlib.blake2b(f"{seed}:{table_name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _signed(value: int) -> int:
-    """The two's complement int64 of an unsigned 64-bit constant."""
+    """Returns the two's complement int64 of an unsigned 64-bit constant."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -33,12 +33,12 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _logical_shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """int64 ``>>`` is arithmetic; the mask drops the copies of the sign bit."""
+    """Shifts in zeros: int64 ``>>`` is arithmetic, the mask drops copies of the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def hash_ids(ids: torch.Tensor, salts: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of raw ids: SplitMix64's finalizer over ``(id + gamma) ^ salt``, modulo ``rows``.
+    """Returns rows of raw ids: SplitMix64's finalizer of ``(id + gamma) ^ salt``, modulo ``rows``.
 
     Args:
         ids: raw ids, any int64 (int32 is widened), negative ones included.

@@ -39,7 +39,7 @@ from fusedrec_torchrec.exchange.all_replicated import AllReplicatedAwaitable
 from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
-from fusedrec_torchrec.exchange.dedup import Dedup, Grouping, Unique
+from fusedrec_torchrec.exchange.dedup import Dedup, Occurrences, Unique
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.messages import HeaderAwaitable
@@ -141,16 +141,16 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 else HeaderAwaitable(batch)
             )
         with stage("bags"):  # while the ids travel
-            for bucket, (row_N, grouping), mean_S in zip(
+            for bucket, (row_N, occurrences), mean_S in zip(
                 self._layout.buckets,
                 rows_of_buckets(unique, routed.counts_KO, context.ids_per_bucket),
                 self._mean_per_bucket,
                 strict=True,
             ):
                 context.bags.append(
-                    pooled_bags(features, bucket, row_N, mean_S, grouping)
+                    pooled_bags(features, bucket, row_N, mean_S, occurrences)
                     if self._pooled
-                    else sequence_bags(row_N, grouping)
+                    else sequence_bags(row_N, occurrences)
                 )
         if notes.training and not notes.end_of_data:
             self._replication.count(unique.keys_U)
@@ -159,23 +159,23 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
 
 def rows_of_buckets(
     unique: Unique, counts_KO: torch.Tensor, ids_per_bucket: list[int]
-) -> Iterator[tuple[torch.Tensor, Grouping | None]]:
+) -> Iterator[tuple[torch.Tensor, Occurrences | None]]:
     """Yields for the ids of each bucket their rows in its matrix, and the ids of each of these."""
     if len(ids_per_bucket) == 1:
-        yield unique.inverse_N, unique.grouping
+        yield unique.inverse_N, unique.occurrences
         return
     counts_K = counts_KO.sum(1)
     first_row_K = counts_K.cumsum(0) - counts_K
     first_id = 0
     for ids, first_row in zip(ids_per_bucket, first_row_K, strict=True):
         own = slice(first_id, first_id + ids)
-        grouping = unique.grouping
-        if grouping is not None:
+        occurrences = unique.occurrences
+        if occurrences is not None:
             # Of static shape: there are at most as many rows as ids.
             rows = first_row + torch.arange(ids + 1, device=first_row.device)
-            starts_U1 = grouping.starts_U1.index_select(
-                0, rows.clamp_(max=grouping.starts_U1.numel() - 1)
+            starts_U1 = occurrences.starts_U1.index_select(
+                0, rows.clamp_(max=occurrences.starts_U1.numel() - 1)
             )
-            grouping = Grouping(grouping.order_N[own] - first_id, starts_U1 - first_id)
-        yield unique.inverse_N[own] - first_row.int(), grouping
+            occurrences = Occurrences(occurrences.order_N[own] - first_id, starts_U1 - first_id)
+        yield unique.inverse_N[own] - first_row.int(), occurrences
         first_id += ids

@@ -35,7 +35,7 @@ class KeySpace:
         self._native = native.available_on(layout.device)
 
     def keys(self, ids_N: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys of the ids, and whether any id is out of its table's range.
+        """Returns the keys of the ids, and whether any id is out of its table's range.
 
         Args:
             ids_N: int32 or int64 ids, grouped by slot.
@@ -83,7 +83,7 @@ class KeySpace:
         return hashed.reshape(-1)
 
     def describe_bad_ids(self, ids_N: torch.Tensor, counts: Sequence[int]) -> str:
-        """The error message for the first out-of-range id; for the error path only."""
+        """Returns the error message for the first out-of-range id; for the error path only."""
         start = 0
         for s, count in enumerate(counts):
             ids = ids_N[start : start + count]
@@ -112,7 +112,7 @@ class _PerSlot:
             )
 
     def view(self, ids_N: torch.Tensor) -> torch.Tensor:
-        """The ids, in a shape that goes with the values."""
+        """Returns the ids in a shape that goes with the values."""
         return ids_N if self._shape is None else ids_N.view(self._shape)
 
     def __call__(self, values_S: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class _PerSlot:
         return values_S.index_select(0, self._slot_N)
 
     def pick(self, values_SW: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        """``values_SW[slot of the id, column of the id]``."""
+        """Returns ``values_SW[slot of the id, column of the id]``."""
         if self._shape is not None:
             return values_SW.gather(1, column.long())
         width = values_SW.size(1)

@@ -54,13 +54,13 @@ class ExchangeLayout:
         self._build_tensors()
 
     def keys_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Keys of rows of one table, int64, on the device of the ids."""
+        """Returns keys of rows of one table, int64, on the device of the ids."""
         starts = torch.tensor(self.tables[table].row_starts[1:-1], device=ids.device)
         owner = torch.searchsorted(starts, ids, right=True)
         return ids + torch.tensor(self._shifts[table], device=ids.device)[owner]
 
     def rows_of(self, keys: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Ids of the rows with these keys by table, in order; on the host."""
+        """Returns the ids of the rows with these keys by table, in order, on the host."""
         keys = keys.cpu().long()
         segments = sorted(
             (begin + self._shifts[t][r], end - begin, t, r)

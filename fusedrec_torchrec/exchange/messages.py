@@ -45,7 +45,7 @@ class HeaderAwaitable(InputAwaitable):
         self._send = send  # kept alive until the exchange is done
 
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
-        """[W, header + capacity] int32; headers last, rows that do not fit may run over them."""
+        """Returns [W, header + capacity] int32; headers last, rows that do not fit run over them."""
         ranks, width = self._exchange.layout.world_size, self._header + self._capacity
         flat = self._routed.counts_KO.new_empty(ranks * width + 1, dtype=torch.int32)
         if self._capacity:
@@ -101,7 +101,7 @@ class HeaderAwaitable(InputAwaitable):
         return NoWait(ReceivedRows(self._compact(), self.context.counts_in, self.context.replicas))
 
     def _compact(self) -> torch.Tensor:
-        """The rows of all messages, without headers and padding."""
+        """Returns the rows of all messages, without headers and padding."""
         first, end = COUNTS, COUNTS + self._buckets
         if native.available_on(self._received.device):
             return torch.ops.fusedrec.unpack(self._received, first, end, self._header)

@@ -59,7 +59,7 @@ class ExchangeOptions:
             raise ValueError(f"capacity_slack is {self.capacity_slack}, must be in [0, 10]")
 
     def hashes(self, table_name: str) -> bool:
-        """Whether ids of this table are raw values to be hashed."""
+        """Returns whether ids of this table are raw values to be hashed."""
         if isinstance(self.hash_ids, bool):
             return self.hash_ids
         return table_name in self.hash_ids

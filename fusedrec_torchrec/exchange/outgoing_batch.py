@@ -108,9 +108,9 @@ class OutgoingBatch:
         """
         self.context.counts_out = counts_out
         if self.context.replicas is not None:
-            slots = self.routed.slots(counts_out)
+            places = self.routed.places(counts_out)
             rows = sum(map(sum, counts_out))
-            self.context.replicas.routed(slots, replica_counts, stale, rows, needs_owners)
+            self.context.replicas.routed(places, replica_counts, stale, rows, needs_owners)
 
     def fail(self, failed: list[int]) -> None:
         """Raises on all ranks that hear of bad input; ranks are numbered within them."""

@@ -71,7 +71,7 @@ class _RowExchange:
         self._scale_is_taken = False
 
     def take_scale(self) -> float:
-        """What gradients are to be multiplied with; whoever calls this does it.
+        """Returns what gradients are to be multiplied with; whoever calls this does it.
 
         TorchRec divides gradients by the number of ranks.  If that is no power of two, the product
         is not the quotient to the last bit, and the division stays here.
@@ -121,7 +121,7 @@ class _RowExchange:
 
     @property
     def _talks(self) -> bool:
-        """Whether any rank needs rows of another; all ranks know."""
+        """Returns whether any rank needs rows of another; all ranks know."""
         return self._replicas is None or self._replicas.needs_owners
 
     def _start_bytes(

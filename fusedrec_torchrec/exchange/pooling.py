@@ -21,7 +21,7 @@ from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.regroup import bucket_major
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import Bags
-from fusedrec_torchrec.exchange.dedup import Grouping
+from fusedrec_torchrec.exchange.dedup import Occurrences
 from fusedrec_torchrec.exchange.gradients import first_order
 
 __all__ = ["pool"]
@@ -173,7 +173,7 @@ class _NativePool(Function):
 def _places(
     matrix: torch.Tensor, dims: Sequence[int], bags: Sequence[Bags]
 ) -> list[tuple[torch.Tensor, int, int]]:
-    """For each bucket: a matrix, how many of its bags are in a line of it, from which column on.
+    """Returns for each bucket a matrix, how many of its bags are in a line, from which column on.
 
     Bags that do not lie side by side are lines of a matrix of their own.
     """
@@ -201,13 +201,13 @@ def _ids(
 
 
 def _columns(matrix: torch.Tensor, column: int, bags: Bags, dim: int) -> torch.Tensor:
-    """A bucket's bags out of the lines of an output, one in a line."""
+    """Returns a bucket's bags out of the lines of an output, one in a line."""
     width = max(bags.width, 1)
     return matrix[:, column : column + width * dim].reshape(-1, dim)
 
 
 def _rows_of(flat: torch.Tensor, rows: _FlatRows, k: int) -> torch.Tensor:
-    """A bucket's rows out of the flat buffer."""
+    """Returns a bucket's rows out of the flat buffer."""
     addresses, dim = rows.addresses[k], rows.dims[k]
     if addresses is None:
         return flat.view(-1, dim)
@@ -259,7 +259,7 @@ def _bag_sums(
     offsets: torch.Tensor | None,
     weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Weighted sums of ``rows[indices]`` over each bag; float32 arithmetic."""
+    """Returns weighted sums of ``rows[indices]`` over each bag, in float32 arithmetic."""
     if offsets is None and weights is None:
         return rows.index_select(0, indices)
     if offsets is None:
@@ -279,11 +279,11 @@ def _bag_sums(
     return sums.to(rows.dtype)
 
 
-def _group(rows_N: torch.Tensor, num_rows: int) -> Grouping:
-    """The ids of each row, where dedup did not find out."""
+def _group(rows_N: torch.Tensor, num_rows: int) -> Occurrences:
+    """Finds the ids of each row, where dedup did not."""
     sorted_N, order_N = torch.sort(rows_N, stable=True)
     every_row = torch.arange(num_rows + 1, dtype=sorted_N.dtype, device=sorted_N.device)
-    return Grouping(order_N.int(), torch.searchsorted(sorted_N, every_row, out_int32=True))
+    return Occurrences(order_N.int(), torch.searchsorted(sorted_N, every_row, out_int32=True))
 
 
 def _rows_backward(
@@ -291,12 +291,12 @@ def _rows_backward(
 ) -> torch.Tensor:
     if bags.divisor_B is not None:
         grad_BD = grad_BD / bags.divisor_B[:, None]
-    grouping, bag_N = bags.grouping or _group(bags.rows_N, num_rows), bags.bag_of_id()
-    order_N = grouping.order_N
+    occurrences, bag_N = bags.occurrences or _group(bags.rows_N, num_rows), bags.bag_of_id()
+    order_N = occurrences.order_N
     return _bag_sums(
         grad_BD,
         order_N if bag_N is None else bag_N.index_select(0, order_N),
-        grouping.starts_U1[: num_rows + 1],
+        occurrences.starts_U1[: num_rows + 1],
         None if weights_N is None else weights_N.index_select(0, order_N),
     )
 

@@ -40,7 +40,7 @@ class BatchReplicas(Multistreamable):
     @abstractmethod
     def routed(
         self,
-        slots: list[torch.Tensor],
+        places: list[torch.Tensor],
         counts: list[list[int]],
         stale: bool,
         rows: int,
@@ -49,8 +49,8 @@ class BatchReplicas(Multistreamable):
         """Takes what the messages of all ranks have told.
 
         Args:
-            slots: the slots of each bucket's replica that the batch uses, each once.
-            counts: [rank][bucket] how many slots each rank uses.
+            places: the places of each bucket's replica that the batch uses, each once.
+            counts: [rank][bucket] how many places each rank uses.
             stale: whether some rank's replicas are older than the tables.
             rows: how many rows the batch uses, replicated or not.
             needs_owners: see above.
@@ -62,7 +62,7 @@ class BatchReplicas(Multistreamable):
 
     @abstractmethod
     def look_up(self, out: torch.Tensor) -> None:
-        """Writes the rows of the slots, bucket after bucket, into a flat buffer."""
+        """Writes the rows of the places, bucket after bucket, into a flat buffer."""
 
     @abstractmethod
     def send_gradients(self, flat: torch.Tensor) -> None:
@@ -121,9 +121,9 @@ class Replications:
     At most one of them may answer keys, and at most one may share updates.
     """
 
-    def __init__(self, parts: Sequence[Replication] = ()) -> None:
-        self.parts = tuple(parts)
-        answering = [part for part in parts if part.index is not None]
+    def __init__(self, members: Sequence[Replication] = ()) -> None:
+        self.members = tuple(members)
+        answering = [part for part in members if part.index is not None]
         assert len(answering) <= 1, "two replications answer the same keys"
         self._answers = answering[0] if answering else Replication()
 
@@ -151,7 +151,7 @@ class Replications:
 
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Looks up rows of each bucket whose updates are shared; None if none are."""
-        for part in self.parts:
+        for part in self.members:
             looked_up = part.look_up(rows)
             if looked_up is not None:
                 return looked_up
@@ -159,10 +159,10 @@ class Replications:
 
     def flush(self) -> None:
         """Brings the tables up to date: somebody is about to read them."""
-        for part in self.parts:
+        for part in self.members:
             part.flush()
 
     def purge(self) -> None:
         """Makes the tables count, not the replicas: they are about to be overwritten."""
-        for part in self.parts:
+        for part in self.members:
             part.purge()

@@ -45,18 +45,18 @@ class Route:
         starts_U = self._per_key(self._part_starts_P1[:-1], behind=0)
         return (self._keys_U - starts_U).int()
 
-    def slots(self, counts_OK: list[list[int]]) -> list[torch.Tensor]:
-        """The slots of each bucket's replica that are asked for, int32.
+    def places(self, counts_OK: list[list[int]]) -> list[torch.Tensor]:
+        """Returns the places of each bucket's replica that are asked for, int32.
 
         Args:
             counts_OK: ``counts_KO`` on the host, owner by owner.
         """
-        slots, end = [], 0
+        places, end = [], 0
         for k, counts_O in enumerate(zip(*counts_OK, strict=True)):
             end += sum(counts_O)
             keys = self._keys_U[end - counts_O[-1] : end]
-            slots.append((keys - self._part_starts_P1[(k + 1) * len(counts_O) - 1]).int())
-        return slots
+            places.append((keys - self._part_starts_P1[(k + 1) * len(counts_O) - 1]).int())
+        return places
 
     def pack(self, flat: torch.Tensor, header: int) -> None:
         """Writes the local rows into messages to their owners.
@@ -79,7 +79,7 @@ class Route:
         flat.scatter_(0, self._positions(starts_KW, behind=ranks * width), self.local_rows_U)
 
     def wire_order(self) -> torch.Tensor:
-        """The local rows, owner after owner."""
+        """Returns the local rows, owner after owner."""
         if len(self.counts_KO) == 1:
             return self.local_rows_U  # behind the ranks' rows those of the replica
         counts_WK = self.counts_KW.t().reshape(-1)
@@ -90,7 +90,7 @@ class Route:
         return ordered[:-1]
 
     def _positions(self, starts_KW: torch.Tensor, behind: int) -> torch.Tensor:
-        """Where each unique key goes if the keys of a part go to consecutive places.
+        """Returns where each unique key goes if the keys of a part go to consecutive positions.
 
         Args:
             starts_KW: place of the first key of each part.
@@ -105,7 +105,7 @@ class Route:
         return position_U.add_(self._per_key(shifts_P, behind)).clamp_(max=behind)
 
     def _per_key(self, values_P: torch.Tensor, behind: int) -> torch.Tensor:
-        """The value of each key's part; ``behind`` for everything behind the last unique key."""
+        """Returns the value of each key's part; ``behind`` for all behind the last unique key."""
         counts_P, keys = self.counts_KO.reshape(-1), self._keys_U.numel()
         values = torch.cat([values_P, values_P.new_full((1,), behind)])
         counts = torch.cat([counts_P, (keys - counts_P.sum()).view(1)])

@@ -155,7 +155,7 @@ class Average:
     # ------------------------------------------------------------ which rows
 
     def _union(self, touched: torch.Tensor) -> torch.Tensor | None:
-        """Rows that any replica has used; None if whole shards are fewer bytes."""
+        """Returns rows that any replica has used; None if whole shards are fewer bytes."""
         header, capacity = len(self._blocks), self._capacity.current
         ends = torch.searchsorted(touched, self._ends)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
@@ -187,7 +187,7 @@ class Average:
         return found.view(self._pg.size(), -1)
 
     def _whole_is_less(self, rows_of_ranks: Sequence[Sequence[int]]) -> bool:
-        """Whether rows, at least those of the replica with most, and numbers are more bytes."""
+        """Returns whether rows and their numbers are more bytes than whole shards."""
         ranks = self._pg.size()
         numbers = (ranks - 1) * max(map(sum, rows_of_ranks)) * NUMBER_BYTES
         most = [max(row[b] for row in rows_of_ranks) for b in range(len(self._blocks))]
@@ -229,7 +229,7 @@ class Average:
     def _views(
         self, flats: dict[torch.dtype, torch.Tensor], places: Sequence[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
-        """Of each block, the part of the flat buffers that each of its tensors has."""
+        """Returns for each block the range of the flat buffers that each of its tensors has."""
         views, used = [], dict.fromkeys(flats, 0)
         for block, place in zip(self._blocks, places, strict=True):
             of_block = []

@@ -37,14 +37,14 @@ class WholeTable(Replica):
         rows = sum(spec[0] for spec in kernel.table.embedding_specs)
         super().__init__(kernel, kernel.table, rows)
 
-    def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
-        """One step of the optimizer, with its settings as of the backward pass.
+    def update(self, places: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+        """Does one step of the optimizer, with its settings as of the backward pass.
 
         The table may have others by now, of the next step, and gets them back.
         """
         now = self.settings()
         self._settings = now if self._made_for == now[1] else None
-        super().update(slots, gradients, settings)
+        super().update(places, gradients, settings)
         self._made_for = settings[1]
         if now != settings:
             self.kernel.table.set_learning_rate(now[0])
@@ -110,7 +110,7 @@ class SharedUpdates(Replication):
         self.finish()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of this rank's codecs: thresholds, and what is left of the gradients of its shards."""
+        """Returns the state of this rank's codecs: thresholds, and what is left of gradients."""
         coded = self._sync.coded
         if coded is None:
             return {}
@@ -136,7 +136,7 @@ class SharedUpdates(Replication):
                     )
 
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[rows, columns] of each bucket."""
+        """Looks rows up, [rows, columns] of each bucket, and shares their update."""
         self.finish()
         if not torch.is_grad_enabled():
             return [kernel(rows_R) for kernel, rows_R in zip(self._kernels, rows, strict=True)]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.remote_device import _remote_device
+from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.types import EnumerableShardingSpec, ShardingPlan
 
+from fusedrec_torchrec.compat.placement import RemoteDevice
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 
 __all__ = ["Groups"]
@@ -59,11 +60,11 @@ class Groups:
 
     @property
     def ranks(self) -> list[int]:
-        """Of this rank's group."""
+        """The ranks of this rank's group."""
         return dist.get_process_group_ranks(self.sharding_pg)
 
     def place(self, plan: ShardingPlan) -> ShardingPlan:
-        """A plan for ranks 0, 1, ... of a group, on the ranks of this rank's group.
+        """Puts a plan for ranks 0, 1, ... of a group on the ranks of this rank's group.
 
         Raises:
             ValueError: the plan is for another number of ranks.
@@ -80,8 +81,8 @@ class Groups:
                         old = shard.placement
                         rank = _at(where, ranks, old.rank())
                         device = old.device()
-                        index = "" if device.index is None else f":{rank % _local_size()}"
-                        shard.placement = _remote_device(f"rank:{rank}/{device.type}{index}")
+                        index = "" if device.index is None else f":{rank % get_local_size()}"
+                        shard.placement = RemoteDevice(f"rank:{rank}/{device.type}{index}")
         return placed
 
 
@@ -95,9 +96,3 @@ def _at(where: str, ranks: list[int], rank: int) -> int:
             "group (0, 1, ...): make the plan for a group, of sharding_group_size ranks"
         )
     return ranks[rank]
-
-
-def _local_size() -> int:
-    from torchrec.distributed.comm import get_local_size
-
-    return get_local_size()

@@ -150,7 +150,7 @@ class GridModelParallel(DMPCollection):
                 sharded.register_state_dict_pre_hook(lambda *_: self.replicas.finish())
 
     def sync(self, include_optimizer_state: bool = True) -> None:
-        """After a training step: replicas are brought together, every ``sync_every`` calls.
+        """Brings replicas together in every ``sync_every``-th call; to be called after each step.
 
         Args:
             include_optimizer_state: as in ``DMPCollection``; must be True, since
@@ -164,7 +164,7 @@ class GridModelParallel(DMPCollection):
         self.replicas.step()
 
     def sync_now(self) -> None:
-        """A sync that does not wait for its turn, and is done when it returns; on all ranks.
+        """Syncs at once, and is done when it returns; all ranks must call it.
 
         For evaluations and checkpoints in the middle of ``sync_every`` steps.  The next one is
         ``sync_every`` steps later.
@@ -178,7 +178,7 @@ class GridModelParallel(DMPCollection):
         return result
 
     def _init_optim(self, module: nn.Module) -> CombinedOptimizer:
-        """TorchRec's, with an eye on who looks at its state."""
+        """Makes TorchRec's optimizer, with an eye on who looks at its state."""
         optimizers: Any = self._fused_optim_impl(module, [], module_id_cache={})
         return _GridOptimizer(optimizers, self)
 
@@ -202,7 +202,8 @@ class _GridOptimizer(CombinedOptimizer):
 
 
 def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
-    """
+    """Refuses plans that groups cannot be trained with.
+
     Raises:
         ValueError: the plan has tables that cannot be synced, or not in this way.
     """

@@ -18,7 +18,7 @@ __all__ = ["Replicas", "replicas_of"]
 
 
 def replicas_of(model: nn.Module, groups: Groups, options: GridOptions) -> "Replicas":
-    """The sync that a user has chosen, of all tables of a model."""
+    """Makes the sync that a user has chosen, for all tables of a model."""
     if options.sync == "gradients":
         return SharedGradients(model, groups)
     return AveragedWeights(model, groups, options)
@@ -41,13 +41,13 @@ class Replicas:
     """What syncs of weights have done so far."""
 
     def step(self) -> None:
-        """After a training step."""
+        """Is called after a training step."""
 
     def sync_now(self) -> None:
         """Makes the replicas equal; on all ranks."""
 
     def begin(self) -> None:
-        """State was loaded: syncs are counted from here."""
+        """Counts syncs from here: state was loaded."""
 
     def finish(self) -> None:
         """Waits for what is under way, if there is something; all replicas come here in time."""
@@ -61,7 +61,7 @@ class SharedGradients(Replicas):
         self._updates = [
             part
             for lookup in lookups
-            for part in lookup.replication.parts
+            for part in lookup.replication.members
             if isinstance(part, SharedUpdates)
         ]
         tables = [TableRows(table, 0, True) for table in fbgemm_tables(model)]

@@ -17,7 +17,7 @@ __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
-    """All sharded tables that are trained in backward, in the same order on all ranks."""
+    """Returns all sharded tables that are trained in backward, in the same order on all ranks."""
     parts = (part for lookup in lookups_of(model) for part in lookup.modules())
     tables = (part for part in parts if isinstance(part, FbgemmTable))
     return [table for table in tables if not getattr(table, "frozen", False)]
@@ -87,7 +87,7 @@ class TableRows:
         offsets: torch.Tensor,
         batch_size_per_feature_per_rank: list[list[int]] | None,
     ) -> torch.Tensor:
-        """Rows that a lookup uses, numbered within this table."""
+        """Returns the rows that a lookup uses, numbered within this table."""
         if self._is_bucket:
             return indices_N
         features = self._start_F.numel()
@@ -117,7 +117,7 @@ def _matrix(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _blocks(first_row: int, per_table: Sequence[Sequence[torch.Tensor]]) -> Iterator[Block]:
-    """One block for all tables if they are alike and one behind another in memory."""
+    """Yields one block for all tables if they are alike and one behind another in memory."""
     per_table = [tensors for tensors in per_table if tensors[0].size(0)]
     if not per_table:
         return

@@ -16,7 +16,7 @@ LEAST_KEPT = 1 << 20  # row numbers
 
 
 def distinct(numbers: torch.Tensor, rows: int) -> torch.Tensor:
-    """Row numbers in ascending order, each once.
+    """Returns row numbers in ascending order, each once.
 
     Args:
         numbers: in [0, rows), in any order.
@@ -64,7 +64,7 @@ class TouchedRows:
         self._seen, self._size = [], 0
 
     def rows(self) -> torch.Tensor:
-        """Rows used so far, each once, in ascending order."""
+        """Returns the rows used so far, each once, in ascending order."""
         if self._is_touched is not None:
             self._note()
             return self._is_touched.nonzero().flatten()

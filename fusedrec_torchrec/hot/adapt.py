@@ -71,7 +71,7 @@ class Adaptation:
         return HotIndex(layout, home_keys, index.version + 1)
 
     def _of_all_ranks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and their counts on all ranks together, on the host."""
+        """Returns keys and their counts over all ranks, on the host."""
         own = torch.full(
             (2, self._options.counters), EMPTY, dtype=torch.int64, device=self._layout.device
         )
@@ -90,15 +90,15 @@ class Adaptation:
 def next_home_keys(
     before_H: torch.Tensor, keys_C: torch.Tensor, counts_C: torch.Tensor, margin: float
 ) -> torch.Tensor:
-    """Who lives in which slot next: the most used rows; who stays keeps its slot.
+    """Decides which row takes which place next: the most used ones; those that stay keep theirs.
 
     Args:
-        before_H: the key in each slot, or ``EMPTY``.
+        before_H: the key in each place, or ``EMPTY``.
         keys_C: keys that were counted, ascending.
         counts_C: their counts.
         margin: a row must be counted this many times as often as the row it replaces.
     """
-    slots = before_H.numel()
+    places = before_H.numel()
     lived = before_H[before_H != EMPTY]
     candidates = torch.unique(torch.cat([keys_C, lived]))
     scores = torch.zeros(candidates.numel(), dtype=torch.float64)
@@ -107,11 +107,11 @@ def next_home_keys(
     # A row that was not counted stays for want of a better one, and nobody comes in uncounted.
     scores = torch.where(is_in, scores * margin + 1e-9, scores)
     order = torch.argsort(scores, descending=True, stable=True)
-    order = order[scores[order] > 0][:slots]
+    order = order[scores[order] > 0][:places]
     chosen = candidates[order]
     after_H = torch.where(torch.isin(before_H, chosen), before_H, EMPTY)
     coming = chosen[~torch.isin(chosen, before_H)].sort().values
     free = (after_H == EMPTY).nonzero().flatten()[: coming.numel()]
     after_H[free] = coming
-    # A free slot that nobody wants goes on with who was there.
+    # A free place that nobody wants goes on with who was there.
     return torch.where((after_H == EMPTY) & ~torch.isin(before_H, after_H), before_H, after_H)

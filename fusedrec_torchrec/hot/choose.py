@@ -24,14 +24,14 @@ class Chosen:
 
     Attributes:
         ids: of each table, in the order of the layout.
-        capacity: slots of each bucket's replica, at least as many as it has hot rows.
+        capacity: places of each bucket's replica, at least as many as it has hot rows.
     """
 
     ids: list[NDArray[np.int64]]
     capacity: list[int]
 
     def home_keys(self, layout: ExchangeLayout) -> list[torch.Tensor]:
-        """The key in each slot of each bucket's replica."""
+        """Returns the key in each place of each bucket's replica."""
         filled = []
         for bucket, capacity in zip(layout.buckets, self.capacity, strict=True):
             keys = torch.cat(
@@ -146,12 +146,12 @@ class _Choice:
         self._make_room(rule, tables)
 
     def _reserve(self, rule: HotRule, tables: list[int], where: str) -> None:
-        """Without a profile there is only room; adaptation fills it."""
+        """Makes room only, for want of a profile; adaptation fills it."""
         check_counts(rule, self._options, where)
         self._make_room(rule, tables)
 
     def _make_room(self, rule: HotRule, tables: list[int]) -> None:
-        """Slots for what the rule allows, shared by the buckets as their features are."""
+        """Places for what the rule allows, shared by the buckets as their features are."""
         features: dict[int, int] = {}
         for t in tables:
             k = self._bucket_of[t]
@@ -207,7 +207,8 @@ class _Choice:
 
 
 def check_counts(rule: HotRule, options: HotOptions, where: str) -> None:
-    """
+    """Refuses rules that nobody gives the counts for.
+
     Raises:
         ValueError: the rule goes by how often rows are used, which nobody tells.
     """
@@ -221,7 +222,7 @@ def check_counts(rule: HotRule, options: HotOptions, where: str) -> None:
 
 
 def checked_ids(ids: Sequence[int], rows: int, where: str) -> NDArray[np.int64]:
-    """Hot rows of a table, in ascending order.
+    """Returns hot rows of a table in ascending order.
 
     Raises:
         ValueError: the table has no such row, or one is there more than once.

@@ -94,7 +94,7 @@ def seconds_of_prefixes(
     left_RW = load_RW.sum(0) - load_RW.cumsum(0) + rest
     exchange = ranks * left_RW.max(1) / options.all_to_all_bandwidth + 3 * options.latency
 
-    # Through the replicas: all rows that were touched to everybody, or one sum over all slots.
+    # Through the replicas: all rows that were touched to everybody, or one sum over all places.
     message_R = use.bytes_R + ID_BYTES
     sparse = (ranks - 1) * _before(present_R * message_R)
     dense = 2 * away * _before(message_R.astype(np.float64))

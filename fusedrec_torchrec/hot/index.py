@@ -1,6 +1,6 @@
 """Which rows are hot: from the key of a row to the key of its replica.
 
-Shape suffixes: H slots of a bucket's replica, N keys.
+Shape suffixes: H places of a bucket's replica, N keys.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
 __all__ = ["EMPTY", "HotIndex"]
 
-EMPTY = -1  # in place of a key: nobody lives in this slot
+EMPTY = -1  # instead of a key: nobody lives in this place
 
 
 class HotIndex:
@@ -20,7 +20,7 @@ class HotIndex:
 
     Args:
         layout: with room for the hot rows.
-        home_keys: of each bucket, the key of the row in each slot of its replica, or ``EMPTY``.
+        home_keys: of each bucket, the key of the row in each place of its replica, or ``EMPTY``.
         version: which hot set this is, counted from 0.
     """
 
@@ -37,9 +37,9 @@ class HotIndex:
                 keys_H.numel(),
                 layout.replica_capacity,
             )
-            slots = (keys_H != EMPTY).nonzero().flatten()
-            keys.append(keys_H[slots])
-            replicas.append(slots + starts_P1[k * owners + layout.world_size])
+            places = (keys_H != EMPTY).nonzero().flatten()
+            keys.append(keys_H[places])
+            replicas.append(places + starts_P1[k * owners + layout.world_size])
         order = torch.argsort(torch.cat(keys))
         # Never empty: a key that no id has stands at the end.
         nobody = torch.tensor([layout.key_space])
@@ -47,7 +47,7 @@ class HotIndex:
         self._replicas = torch.cat([torch.cat(replicas)[order], nobody]).to(
             layout.device, layout.key_dtype
         )
-        # The same pairs the other way round; replicas come in the order of buckets and slots.
+        # The same pairs the other way round; replicas come in the order of buckets and places.
         self._replicas_up = torch.cat([torch.cat(replicas), nobody]).to(self._keys)
         self._homes = torch.cat([torch.cat(keys), nobody]).to(self._keys)
         self.table: torch.Tensor | None = None
@@ -56,13 +56,13 @@ class HotIndex:
             self.table = torch.ops.fusedrec.hot_table(self._keys[:-1], self._replicas[:-1])
 
     def homes_of(self, keys_N: torch.Tensor) -> torch.Tensor:
-        """The keys; those of replicas replaced by the keys of their rows."""
+        """Returns the keys, those of replicas replaced by the keys of their rows."""
         at_N = torch.searchsorted(self._replicas_up, keys_N)
         is_replica_N = self._replicas_up.index_select(0, at_N) == keys_N
         return torch.where(is_replica_N, self._homes.index_select(0, at_N), keys_N)
 
     def replace(self, keys_N: torch.Tensor) -> torch.Tensor:
-        """The keys; those of hot rows replaced by the keys of their replicas."""
+        """Returns the keys, those of hot rows replaced by the keys of their replicas."""
         at_N = torch.searchsorted(self._keys, keys_N)
         is_hot_N = self._keys.index_select(0, at_N) == keys_N
         return torch.where(is_hot_N, self._replicas.index_select(0, at_N), keys_N)

@@ -59,7 +59,7 @@ class AdaptOptions:
             counted divided by this.
         sample: one in so many batches is counted.
         decay: what counts are multiplied with after each look; 1 never forgets.
-        margin: a row must be used this many times as often as the row whose slot it takes.
+        margin: a row must be used this many times as often as the row whose place it takes.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -91,7 +91,7 @@ class HotOptions:
             says.
         tables: which rows of single tables are hot, by table name.
         hot_set: file of a hot set (``fusedrec profile --hot-set``); for tables that ``tables`` says
-            nothing about, in place of ``rule``.
+            nothing about, instead of ``rule``.
         profile: file of the access profile (``fusedrec profile --save``) that rules count by.
         sync_every: steps from one sync of the replicas to the next.  1 is exact training; with more
             each rank goes on alone in between, see docs/hot-rows.md.

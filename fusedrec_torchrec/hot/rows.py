@@ -117,13 +117,13 @@ class HotRows(Replication):
         with stage("hot_rows"):
             self._sync.finish()
             sizes = [
-                slots.numel() * replica.dim
-                for slots, replica in zip(batch.slots, self._replicas, strict=True)
+                places.numel() * replica.dim
+                for places, replica in zip(batch.places, self._replicas, strict=True)
             ]
-            for replica, slots, rows in zip(
-                self._replicas, batch.slots, out.split(sizes), strict=True
+            for replica, places, rows in zip(
+                self._replicas, batch.places, out.split(sizes), strict=True
             ):
-                replica.look_up(slots, rows.view(-1, replica.dim))
+                replica.look_up(places, rows.view(-1, replica.dim))
 
     def send_gradients(self, batch: "HotBatch", flat: torch.Tensor) -> None:
         """Starts the sync of the gradients of a batch's hot rows."""
@@ -134,19 +134,19 @@ class HotRows(Replication):
             )
         with stage("hot_gradients"):
             sizes = [
-                slots.numel() * replica.dim
-                for slots, replica in zip(batch.slots, self._replicas, strict=True)
+                places.numel() * replica.dim
+                for places, replica in zip(batch.places, self._replicas, strict=True)
             ]
             gradients = [
                 rows.view(-1, replica.dim)
                 for rows, replica in zip(flat.split(sizes), self._replicas, strict=True)
             ]
-            self._sync.start(batch.slots, gradients, batch.counts, batch.needs_owners)
+            self._sync.start(batch.places, gradients, batch.counts, batch.needs_owners)
 
     # ------------------------------------------------------------ checkpoints
 
     def is_stale(self) -> bool:
-        return any(home.any_foreign() for home in self._homes)
+        return any(home.any_newer() for home in self._homes)
 
     def flush(self) -> None:
         """Brings the tables up to date, on this rank alone, without a word to the others."""
@@ -156,14 +156,14 @@ class HotRows(Replication):
             home.look_again()
 
     def purge(self) -> None:
-        """The tables are about to be overwritten, as much of them as is loaded; then homes count.
+        """Makes homes count: the tables are about to be overwritten, as far as they are loaded.
 
         What is not loaded must not go back, so homes are brought up to date first.  What
         ``sync_every`` has put off is dropped.
         """
         self.flush()
         for home in self._homes:
-            home.all_foreign()
+            home.all_newer()
 
     def reconcile(self) -> None:
         """Syncs what ``sync_every`` has put off; all ranks must come here together."""
@@ -180,7 +180,7 @@ class HotRows(Replication):
         share(self._pg, self._homes, self._replicas, everything)
         self._sync.reset()
         for home in self._homes:
-            home.none_foreign()
+            home.none_newer()
         self._loads += 1
 
     def _write_homes(self) -> None:
@@ -190,14 +190,14 @@ class HotRows(Replication):
     # ------------------------------------------------------------ what codecs have left
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of this rank's codecs: thresholds, and by table what is left of gradients."""
+        """Returns the codecs' state: thresholds, and by table what is left of gradients."""
         coded = self._sync.coded
         if coded is None:
             return {}
         self._sync.finish()
         found = coded.thresholds()
-        for table, (k, ids, slots) in self._slots_of_tables().items():
-            found |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, slots)}
+        for table, (k, ids, places) in self._places_of_tables().items():
+            found |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, places)}
         return found
 
     def load(self, states: Sequence[dict[str, torch.Tensor]], own: bool) -> None:
@@ -209,7 +209,7 @@ class HotRows(Replication):
         share = 1 if own else self._pg.size()
         for left in coded.left:
             left.zero_()
-        for table, (k, ids, slots) in self._slots_of_tables().items():
+        for table, (k, ids, places) in self._places_of_tables().items():
             for state in states:
                 if f"{table}.ids" not in state:
                     continue
@@ -217,20 +217,20 @@ class HotRows(Replication):
                 at = torch.searchsorted(before, ids).clamp(max=max(len(before) - 1, 0))
                 known = (before[at] == ids).nonzero().flatten()
                 rows = state[f"{table}.left"].index_select(0, at[known]) / share
-                coded.left[k].index_add_(0, slots[known], rows.to(coded.left[k].device))
+                coded.left[k].index_add_(0, places[known], rows.to(coded.left[k].device))
 
-    def _slots_of_tables(self) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
-        """By table: its bucket, ids of hot rows in ascending order, and their slots."""
+    def _places_of_tables(self) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
+        """Returns by table its bucket, the ids of hot rows in ascending order, and their places."""
         layout, found = self._layout, {}
         keys = torch.cat(self._current.home_keys)
         ids_of = layout.rows_of(keys[keys != EMPTY])
         for k, bucket in enumerate(layout.buckets):
-            sorted_keys, slots = self._current.home_keys[k].sort()
+            sorted_keys, places = self._current.home_keys[k].sort()
             for t in range(bucket.first_table, bucket.end_table):
                 ids = ids_of.get(layout.tables[t].name)
                 if ids is not None:
                     at = torch.searchsorted(sorted_keys, layout.keys_of(t, ids))
-                    found[layout.tables[t].name] = k, ids, slots[at].to(layout.device)
+                    found[layout.tables[t].name] = k, ids, places[at].to(layout.device)
         return found
 
     # ------------------------------------------------------------ another hot set
@@ -249,16 +249,16 @@ class HotRows(Replication):
             self._coming.append(index)
 
     def _swap(self, index: HotIndex) -> None:
-        """Rows that are no longer hot go home, rows that are from here on leave it."""
+        """Sends rows home that are no longer hot, and takes those that are from here on."""
         self.reconcile()
         self._write_homes()
-        foreign = [
+        newer = [
             [torch.zeros_like(tensor, dtype=torch.bool) for tensor in replica.tensors]
             for replica in self._replicas
         ]
-        for home, of_slots in zip(self._homes, foreign, strict=True):
-            for here, of_slot in zip(home.foreign, of_slots, strict=True):
-                of_slot[home.slots] = here
+        for home, of_places in zip(self._homes, newer, strict=True):
+            for here, of_place in zip(home.newer, of_places, strict=True):
+                of_place[home.places] = here
         new = [
             (before != after).nonzero().flatten().to(self._layout.device)
             for before, after in zip(self._current.home_keys, index.home_keys, strict=True)
@@ -266,10 +266,10 @@ class HotRows(Replication):
         self._current, self._homes = index, self._homes_of(index)
         share(self._pg, self._homes, self._replicas, new)
         self._sync.reset()
-        for home, of_slots, slots in zip(self._homes, foreign, new, strict=True):
-            home.none_foreign()
-            home.set_foreign(
-                [of_slot.index_fill_(0, slots, False)[home.slots] for of_slot in of_slots]
+        for home, of_places, places in zip(self._homes, newer, new, strict=True):
+            home.none_newer()
+            home.set_newer(
+                [of_place.index_fill_(0, places, False)[home.places] for of_place in of_places]
             )
 
     # ------------------------------------------------------------ homes
@@ -280,9 +280,9 @@ class HotRows(Replication):
         homes = []
         for k, (keys_H, kernel) in enumerate(zip(index.home_keys, self._kernels, strict=True)):
             begin, end = starts_P1[k * layout.owners + rank : k * layout.owners + rank + 2]
-            slots = ((keys_H >= begin) & (keys_H < end) & (keys_H != EMPTY)).nonzero().flatten()
-            rows = keys_H[slots] - begin
-            homes.append(Home(kernel, slots.to(layout.device), rows.to(layout.device)))
+            places = ((keys_H >= begin) & (keys_H < end) & (keys_H != EMPTY)).nonzero().flatten()
+            rows = keys_H[places] - begin
+            homes.append(Home(kernel, places.to(layout.device), rows.to(layout.device)))
         return homes
 
 
@@ -294,8 +294,8 @@ class HotBatch(BatchReplicas):
         rows: the hot rows of the module.
         version: the hot set that the batch was routed by.
         loads: how often the replicas had been loaded from their homes when it was routed.
-        slots: of each bucket, the slots of the replica that the batch uses, each once.
-        counts: [rank][bucket] how many slots each rank uses; all ranks know it.
+        places: of each bucket, the places of the replica that the batch uses, each once.
+        counts: [rank][bucket] how many places each rank uses; all ranks know it.
         stale: whether some rank's replicas are older than their homes; all ranks know it.
         needs_owners: whether any rank's batch has rows that are not hot; all ranks know it.
     """
@@ -303,27 +303,27 @@ class HotBatch(BatchReplicas):
     rows: HotRows
     version: int
     loads: int
-    slots: list[torch.Tensor] = field(default_factory=list)
+    places: list[torch.Tensor] = field(default_factory=list)
     counts: list[list[int]] = field(default_factory=list)
     stale: bool = False
     needs_owners: bool = True
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for slots in self.slots:
-            slots.record_stream(stream)
+        for places in self.places:
+            places.record_stream(stream)
 
     def routed(
         self,
-        slots: list[torch.Tensor],
+        places: list[torch.Tensor],
         counts: list[list[int]],
         stale: bool,
         rows: int,
         needs_owners: bool,
     ) -> None:
-        self.slots, self.counts, self.stale = slots, counts, stale
+        self.places, self.counts, self.stale = places, counts, stale
         self.needs_owners = needs_owners
         self.rows.used.rows += rows
-        self.rows.used.hot += sum(each.numel() for each in slots)
+        self.rows.used.hot += sum(each.numel() for each in places)
 
     def enter(self) -> None:
         self.rows.enter(self)
@@ -339,7 +339,10 @@ def hot_rows_of(model: nn.Module) -> list[HotRows]:
     """Returns the hot rows of all modules of a sharded model."""
     lookups = [lookup for lookup in lookups_of(model) if isinstance(lookup, FusedLookup)]
     return [
-        part for lookup in lookups for part in lookup.replication.parts if isinstance(part, HotRows)
+        part
+        for lookup in lookups
+        for part in lookup.replication.members
+        if isinstance(part, HotRows)
     ]
 
 

@@ -1,7 +1,7 @@
 """Gradients of rows that several ranks have, in fewer bytes.
 
 What a codec takes from a gradient is kept, and added to the row's next one: thresholds with error
-feedback, as for the dense part of a model.  A message has the slots of all buckets and then the
+feedback, as for the dense part of a model.  A message has the places of all buckets and then the
 streams of their codecs, each rounded up to whole words of four bytes.
 """
 
@@ -22,7 +22,7 @@ WORD = 4
 def coded_gradients(
     options: CodecOptions | None, replicas: Sequence[Replica]
 ) -> "CodedGradients | None":
-    """None if gradients travel as they are.
+    """Makes what codes gradients; None if they travel as they are.
 
     Raises:
         ValueError: they may not be changed on the way.
@@ -50,29 +50,29 @@ class CodedGradients:
             torch.zeros(max(each.capacity, 1), each.dim, device=each.tensors[0].device)
             for each in replicas
         ]
-        """[slots, columns] of each bucket: what has not travelled yet."""
+        """[places, columns] of each bucket: what has not travelled yet."""
         self._codecs = [build(options, left.size(1), left.device) for left in self.left]
 
     def _sizes(self, row: Sequence[int]) -> list[list[int]]:
-        """[bucket][stream] bytes of a message with so many slots of each bucket."""
+        """Returns [bucket][stream] bytes of a message with so many places of each bucket."""
         return [
             [stream[0] for stream in codec.sizes([n])]
             for codec, n in zip(self._codecs, row, strict=True)
         ]
 
     def words(self, row: Sequence[int]) -> int:
-        """Size of a message with so many slots of each bucket."""
+        """Returns the size of a message with so many places of each bucket."""
         return sum(row) + sum(-(-size // WORD) for streams in self._sizes(row) for size in streams)
 
     def pack(
-        self, slots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+        self, places: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The parts of a message, int32."""
-        parts = list(slots)
-        for codec, left, slots_M, gradients_MD in zip(
-            self._codecs, self.left, slots, gradients, strict=True
+        """Returns the pieces of a message, int32."""
+        parts = list(places)
+        for codec, left, places_M, gradients_MD in zip(
+            self._codecs, self.left, places, gradients, strict=True
         ):
-            index, counts = slots_M.long(), [len(slots_M)]
+            index, counts = places_M.long(), [len(places_M)]
             wanted_MD = gradients_MD.float() + left.index_select(0, index)
             streams, _ = codec.encode(wanted_MD, counts, training=True)
             arrives_MD = torch.empty_like(wanted_MD)
@@ -85,8 +85,8 @@ class CodedGradients:
     def unpack(
         self, message: torch.Tensor, row: Sequence[int]
     ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
-        """Slots and gradients of each bucket."""
-        slots = message[: sum(row)].split(list(row))
+        """Places and gradients of each bucket."""
+        places = message[: sum(row)].split(list(row))
         sizes = self._sizes(row)
         padded = [-(-size // WORD) * WORD for streams in sizes for size in streams]
         pieces = iter(message[sum(row) :].view(torch.uint8).split(padded))
@@ -96,10 +96,10 @@ class CodedGradients:
             out = left.new_empty(n, left.size(1))
             codec.decode(streams, [n], out)
             rows.append(out)
-        return slots, rows
+        return places, rows
 
     def thresholds(self) -> dict[str, torch.Tensor]:
-        """State of the codecs that have one, by the number of the bucket."""
+        """Returns the state of the codecs that have one, by the number of the bucket."""
         return {
             f"{k}.threshold": codec.threshold.state()
             for k, codec in enumerate(self._codecs)

@@ -91,23 +91,23 @@ class Replica:
         """Whether the optimizer clips gradients, of which each rank's own is one."""
         return bool(self.kernel.table.optimizer_args.gradient_clipping)
 
-    def look_up(self, slots: torch.Tensor, out: torch.Tensor) -> None:
-        """Rows of the slots into a matrix."""
+    def look_up(self, places: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the rows of places into a matrix."""
         weights = self.tensors[0]
         if weights.dtype == out.dtype:
-            torch.index_select(weights, 0, slots, out=out)
+            torch.index_select(weights, 0, places, out=out)
         else:
-            out.copy_(weights.index_select(0, slots))
+            out.copy_(weights.index_select(0, places))
 
     def settings(self) -> Settings:
-        """The optimizer's settings as they are now at the bucket's table."""
+        """Returns the optimizer's settings as they are now at the bucket's table."""
         return self.kernel.table.get_learning_rate(), self.kernel.table.optimizer_args
 
-    def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
-        """One step of the optimizer; gradients of a slot that comes more than once are summed."""
+    def update(self, places: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+        """Does one step of the optimizer; gradients of a place that comes twice are summed."""
         if settings != self._settings:
             self._settings = settings
             self._table.set_learning_rate(settings[0])
             self._table.optimizer_args = settings[1]
             self._update = update_of(self._table)
-        self._update(slots, self.kernel.one_id_per_bag(slots.numel()), gradients)
+        self._update(places, self.kernel.one_id_per_bag(places.numel()), gradients)

@@ -2,9 +2,9 @@
 
 Sent as early in backward as possible, awaited before the next use.  Two ways:
 
-- *sparse*: every rank sends the rows it touched and their slots to every other one.  FBGEMM then
+- *sparse*: every rank sends the rows it touched and their places to every other one.  FBGEMM then
   sums them in the order of the ranks, as the owner of a row would;
-- *dense*, an all-reduce over all slots, with a flag for those that were touched.
+- *dense*, an all-reduce over all places, with a flag for those that were touched.
 
 All ranks know how many rows each of them touched and take the way with fewer bytes.
 
@@ -38,9 +38,9 @@ class _InFlight:
     Attributes:
         works: to wait for.
         sent: what must stay alive until then.
-        messages: of each rank, slots of all buckets and gradients of all buckets, in the bits of
+        messages: of each rank, places of all buckets and gradients of all buckets, in the bits of
             int32.  The sums, if dense.
-        counts: [rank][bucket] of the slots; None if dense.
+        counts: [rank][bucket] of the places; None if dense.
         dtype: that FBGEMM wants gradients in.
         settings: of each bucket's optimizer, as they were when the gradients were sent.
     """
@@ -84,12 +84,12 @@ class GradientSync:
         self._steps = 0  # since the last sync
 
     def reconciled(self, k: int) -> list[torch.Tensor]:
-        """A bucket's rows as they were after the last sync, which all ranks have in common."""
+        """Returns a bucket's rows as they were after the last sync, the same on all ranks."""
         return self._sums[k].base if self._sums else self._replicas[k].tensors
 
     def start(
         self,
-        slots: Sequence[torch.Tensor],
+        places: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
         all_to_all: bool,
@@ -97,43 +97,43 @@ class GradientSync:
         """Takes the gradients of one batch.
 
         Args:
-            slots: of each bucket, the slots that the batch used, each once.
-            gradients: of each bucket, a row for each of its slots.
-            counts: [rank][bucket] slots that each rank's batch used.
+            places: of each bucket, the places that the batch used, each once.
+            gradients: of each bucket, a row for each of its places.
+            counts: [rank][bucket] places that each rank's batch used.
             all_to_all: whether the step has all-to-alls anyway.
         """
         self.finish()
         if self._every == 1:
-            self._send(slots, gradients, counts, all_to_all)
+            self._send(places, gradients, counts, all_to_all)
             return
         self._steps += 1
-        for sums, slots_M, gradients_MD in zip(self._sums, slots, gradients, strict=True):
-            sums.add(slots_M, gradients_MD)
+        for sums, places_M, gradients_MD in zip(self._sums, places, gradients, strict=True):
+            sums.add(places_M, gradients_MD)
         if self._steps == self._every:
             self.reconcile(gradients[0].dtype)
         else:
             # The part of the mean that is this rank's, for the whole of it.
             factor = self._pg.size() if get_gradient_division() else 1
-            for replica, slots_M, gradients_MD in zip(
-                self._replicas, slots, gradients, strict=True
+            for replica, places_M, gradients_MD in zip(
+                self._replicas, places, gradients, strict=True
             ):
-                replica.update(slots_M, gradients_MD * factor, replica.settings())
+                replica.update(places_M, gradients_MD * factor, replica.settings())
 
     def reconcile(self, dtype: torch.dtype = torch.float32) -> None:
         """Starts a sync of what has not been synced yet; all ranks must come here together."""
         if not self._steps:
             return
         self._steps = 0
-        slots = [sums.touched() for sums in self._sums]
+        places = [sums.touched() for sums in self._sums]
         gradients = [
-            sums.sum.index_select(0, slots_M).to(dtype)
-            for sums, slots_M in zip(self._sums, slots, strict=True)
+            sums.sum.index_select(0, places_M).to(dtype)
+            for sums, places_M in zip(self._sums, places, strict=True)
         ]
-        counts = self._everywhere([each.numel() for each in slots])
-        self._send(slots, gradients, counts, all_to_all=False)
+        counts = self._everywhere([each.numel() for each in places])
+        self._send(places, gradients, counts, all_to_all=False)
 
     def _everywhere(self, counts: list[int]) -> list[list[int]]:
-        """What all ranks have counted."""
+        """Returns what all ranks have counted."""
         own = to_device(counts, self._replicas[0].tensors[0].device)
         found = own.new_empty(self._pg.size() * own.numel())
         with waiting(self._pg, self._stage):
@@ -142,7 +142,7 @@ class GradientSync:
         return rows
 
     def reset(self) -> None:
-        """The replicas have other values now, on all ranks."""
+        """Begins anew: the replicas have other values now, on all ranks."""
         self._steps = 0
         for sums in self._sums:
             sums.reset()
@@ -157,15 +157,15 @@ class GradientSync:
         for sums in self._sums:
             sums.restore()
         found = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)
-        for k, (slots, gradients) in enumerate(found):
-            if slots.numel():
-                self._replicas[k].update(slots, gradients, arrived.settings[k])
+        for k, (places, gradients) in enumerate(found):
+            if places.numel():
+                self._replicas[k].update(places, gradients, arrived.settings[k])
             if self._sums:
-                self._sums[k].keep(slots)
+                self._sums[k].keep(places)
 
     def _send(
         self,
-        slots: Sequence[torch.Tensor],
+        places: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
         all_to_all: bool,
@@ -177,21 +177,21 @@ class GradientSync:
             sum(n * (4 + dim * dtype.itemsize) for n, dim in zip(row, self._dims, strict=True))
             for row in counts
         )
-        all_slots = sum(replica.capacity * (replica.dim + 1) * 4 for replica in self._replicas)
+        all_places = sum(replica.capacity * (replica.dim + 1) * 4 for replica in self._replicas)
         clips = any(replica.clips for replica in self._replicas)  # each rank's, not the sum
-        # A message to every other rank, or all slots but an own share, to sum up and to spread.
-        fewer = (ranks - 1) * message <= 2 * all_slots * (ranks - 1) / ranks
+        # A message to every other rank, or all places but an own share, to sum up and to spread.
+        fewer = (ranks - 1) * message <= 2 * all_places * (ranks - 1) / ranks
         if self.coded is not None or clips or fewer:
-            self._in_flight = self._send_sparse(slots, gradients, counts, all_to_all)
+            self._in_flight = self._send_sparse(places, gradients, counts, all_to_all)
         else:
-            self._in_flight = self._send_dense(slots, gradients)
+            self._in_flight = self._send_dense(places, gradients)
 
     def _settings(self) -> list[Settings]:
         return [replica.settings() for replica in self._replicas]
 
     def _send_sparse(
         self,
-        slots: Sequence[torch.Tensor],
+        places: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         counts: list[list[int]],
         all_to_all: bool,
@@ -204,15 +204,15 @@ class GradientSync:
             sizes = [sum(n * word for n, word in zip(row, words, strict=True)) for row in counts]
         buffer = self._buffers.take("hot messages", (sum(sizes),), torch.int32, gradients[0].device)
         # The messages of the others stand together, behind the own one or, of two, before it.
-        places = [*range(ranks)] if ranks == 2 else [rank, *(r for r in range(ranks) if r != rank)]
-        pieces = buffer.split([sizes[r] for r in places])
-        messages = [pieces[places.index(r)] for r in range(ranks)]
+        order = [*range(ranks)] if ranks == 2 else [rank, *(r for r in range(ranks) if r != rank)]
+        pieces = buffer.split([sizes[r] for r in order])
+        messages = [pieces[order.index(r)] for r in range(ranks)]
         others = buffer[: sizes[0]] if (rank, ranks) == (1, 2) else buffer[sizes[rank] :]
         if self.coded is not None:
-            torch.cat(self.coded.pack(slots, gradients), out=messages[rank])
+            torch.cat(self.coded.pack(places, gradients), out=messages[rank])
         else:
             parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
-            in_order = [*slots, *parts] if _slots_first(rank) else [*parts, *slots]
+            in_order = [*places, *parts] if _places_first(rank) else [*parts, *places]
             torch.cat(in_order, out=messages[rank])
         sent = messages[rank]
         if not all_to_all:
@@ -225,7 +225,7 @@ class GradientSync:
     def _by_all_to_all(
         self, copies: torch.Tensor, others: torch.Tensor, sizes: list[int]
     ) -> list[dist.Work]:
-        """A copy to each other rank; of all collectives the one gloo spends least time on."""
+        """Sends a copy to each other rank; gloo spends least time on this collective."""
         rank, ranks = self._pg.rank(), self._pg.size()
         if ranks == 1:
             return []
@@ -248,7 +248,7 @@ class GradientSync:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Slots and gradients of each bucket, rank after rank."""
+        """Places and gradients of each bucket, rank after rank."""
         assert arrived.counts is not None
         if self.coded is not None:
             found = [
@@ -257,34 +257,34 @@ class GradientSync:
             ]
             return [
                 (
-                    torch.cat([slots[k] for slots, _ in found]),
+                    torch.cat([places[k] for places, _ in found]),
                     torch.cat([rows[k] for _, rows in found]).to(arrived.dtype),
                 )
                 for k in range(len(self._dims))
             ]
         buckets, messages = len(self._dims), arrived.messages
         words = [dim * arrived.dtype.itemsize // 4 for dim in self._dims]
-        slots, rows = [], []
+        places, rows = [], []
         for rank, (message, row) in enumerate(zip(messages, arrived.counts, strict=True)):
             sizes = [n * word for n, word in zip(row, words, strict=True)]
-            if _slots_first(rank):
+            if _places_first(rank):
                 parts = message.split(row + sizes)
-                slots.append(parts[:buckets])
+                places.append(parts[:buckets])
                 rows.append(parts[buckets:])
             else:
                 parts = message.split(sizes + row)
                 rows.append(parts[:buckets])
-                slots.append(parts[buckets:])
+                places.append(parts[buckets:])
         return [
             (
-                torch.cat([of_rank[k] for of_rank in slots]),
+                torch.cat([of_rank[k] for of_rank in places]),
                 self._joined([of_rank[k] for of_rank in rows], k).view(arrived.dtype).view(-1, dim),
             )
             for k, dim in enumerate(self._dims)
         ]
 
     def _joined(self, parts: list[torch.Tensor], bucket: int) -> torch.Tensor:
-        """The parts in one piece; of two ranks and one bucket they are."""
+        """Joins pieces into one; those of two ranks and one bucket are one already."""
         if len(parts) == 1:
             return parts[0]
         if len(parts) == 2 and len(self._dims) == 1:
@@ -296,25 +296,25 @@ class GradientSync:
 
     def _send_dense(
         self,
-        slots: Sequence[torch.Tensor],
+        places: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
     ) -> _InFlight:
-        """Of every bucket a row for each slot, and one more number for each: who touched it."""
+        """Sends a row for each place of every bucket, and one more number for each: who touched it."""
         elements = sum(replica.capacity * (replica.dim + 1) for replica in self._replicas)
         device = gradients[0].device
         flat = self._buffers.take("hot sums", (elements,), torch.float32, device).zero_()
-        for (sums, touched), slots_M, gradients_MD in zip(
-            self._blocks(flat), slots, gradients, strict=True
+        for (sums, touched), places_M, gradients_MD in zip(
+            self._blocks(flat), places, gradients, strict=True
         ):
-            sums.index_copy_(0, slots_M.long(), gradients_MD.float())
-            touched.index_fill_(0, slots_M.long(), 1)
+            sums.index_copy_(0, places_M.long(), gradients_MD.float())
+            touched.index_fill_(0, places_M.long(), 1)
         works = []
         if self._pg.size() > 1:
             works.append(dist.all_reduce(flat, group=self._pg, async_op=True))
         return _InFlight(works, flat, [flat], None, gradients[0].dtype, self._settings())
 
     def _dense(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Slots that some rank touched, and their gradients."""
+        """Places that some rank touched, and their gradients."""
         return [
             _touched(sums, touched, arrived.dtype, replica)
             for (sums, touched), replica in zip(
@@ -323,7 +323,7 @@ class GradientSync:
         ]
 
     def _blocks(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each bucket's [slots, dim] and [slots] of the flat buffer."""
+        """Returns each bucket's [places, dim] and [places] of the flat buffer."""
         pieces = flat.split([n for r in self._replicas for n in (r.capacity * r.dim, r.capacity)])
         return [
             (pieces[2 * k].view(-1, replica.dim), pieces[2 * k + 1])
@@ -331,24 +331,24 @@ class GradientSync:
         ]
 
 
-def _slots_first(rank: int) -> bool:
-    """Whether slots come before gradients in a rank's message; so those of two ranks meet."""
+def _places_first(rank: int) -> bool:
+    """Returns whether places come before gradients in a rank's message, so that two ranks' meet."""
     return rank % 2 == 0
 
 
 def _touched(
     sums: torch.Tensor, touched: torch.Tensor, dtype: torch.dtype, replica: Replica
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots that some rank touched and their gradients.
+    """Places that some rank touched and their gradients.
 
-    On CUDA all slots, where that makes no difference: to find out which would be a host
+    On CUDA all places, where that makes no difference: to find out which would be a host
     synchronisation.  Without weight decay and with some eps, a gradient of zero changes nothing.
     """
     arguments = replica.kernel.table.optimizer_args
     if touched.device.type != "cpu" and not arguments.weight_decay and arguments.eps:
         return torch.arange(len(sums), dtype=torch.int32, device=sums.device), sums.to(dtype)
-    slots = touched.nonzero().flatten()
-    return slots.int(), sums.index_select(0, slots).to(dtype)
+    places = touched.nonzero().flatten()
+    return places.int(), sums.index_select(0, places).to(dtype)
 
 
 class _Sums:
@@ -361,20 +361,20 @@ class _Sums:
         self.sum = torch.zeros(weights.shape, device=weights.device)
         self._is_touched = torch.zeros(len(weights), dtype=torch.bool, device=weights.device)
 
-    def add(self, slots_M: torch.Tensor, gradients_MD: torch.Tensor) -> None:
-        self.sum.index_add_(0, slots_M.long(), gradients_MD.to(self.sum.dtype))
-        self._is_touched.index_fill_(0, slots_M.long(), True)
+    def add(self, places_M: torch.Tensor, gradients_MD: torch.Tensor) -> None:
+        self.sum.index_add_(0, places_M.long(), gradients_MD.to(self.sum.dtype))
+        self._is_touched.index_fill_(0, places_M.long(), True)
 
     def touched(self) -> torch.Tensor:
         return self._is_touched.nonzero().flatten().int()
 
     def restore(self) -> None:
         """Undoes what this rank did alone."""
-        slots = self._is_touched.nonzero().flatten()
+        places = self._is_touched.nonzero().flatten()
         for tensor, base in zip(self._replica.tensors, self.base, strict=True):
-            tensor.index_copy_(0, slots, base.index_select(0, slots))
-        self.sum.index_fill_(0, slots, 0)
-        self._is_touched.index_fill_(0, slots, False)
+            tensor.index_copy_(0, places, base.index_select(0, places))
+        self.sum.index_fill_(0, places, 0)
+        self._is_touched.index_fill_(0, places, False)
 
     def reset(self) -> None:
         for tensor, base in zip(self._replica.tensors, self.base, strict=True):
@@ -382,7 +382,7 @@ class _Sums:
         self.sum.zero_()
         self._is_touched.zero_()
 
-    def keep(self, slots: torch.Tensor) -> None:
-        """From here on the rows are what all ranks have in common."""
+    def keep(self, places: torch.Tensor) -> None:
+        """Takes the rows as what all ranks have in common from here on."""
         for tensor, base in zip(self._replica.tensors, self.base, strict=True):
-            base.index_copy_(0, slots.long(), tensor.index_select(0, slots))
+            base.index_copy_(0, places.long(), tensor.index_select(0, places))

@@ -1,1 +1,18 @@
-"""TODO."""
+"""``fused_row_wise`` as a sharding of TorchRec: plans in, sharded modules out.
+
+======================  =========================================================
+``sharding_type``       its name
+``plan_entries``        a table's part of a plan, and ``fused_row_wise()`` to write one
+``plan_file``           plans as files
+``plan_diff``           what differs between two of them
+``grid_options``        settings of 2D parallelism, which plans know, too
+``optimizer_config``    the tables' optimizer in configuration files
+``fused_params``        the same in FBGEMM's terms
+``shardable_modules``   the modules of a model that can be sharded
+``module_settings``     what a sharder has decided, as a part of the plan's entries
+``replicated_env``      environments whose shards have replicas elsewhere
+``embedding_sharding``  the fused tables of a module: plan in, stages of the exchange out
+``modules``             the sharded modules
+``sharders``            what a user registers in DistributedModelParallel
+======================  =========================================================
+"""

@@ -89,7 +89,7 @@ class GridOptions:
         return max(local_ranks * size // ranks, 1)
 
     def groups(self, ranks: int) -> int:
-        """Number of groups.
+        """Returns the number of groups.
 
         Raises:
             ValueError: the ranks cannot be divided so.

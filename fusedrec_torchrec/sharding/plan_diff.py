@@ -10,7 +10,7 @@ __all__ = ["differences"]
 
 
 def differences(first: PlanFile, second: PlanFile) -> Iterator[tuple[str, str, str]]:
-    """Setting, what it is in the first file, what it is in the second."""
+    """Yields settings that differ: name, what it is in the first file, what in the second."""
     a, b = to_mapping(first), to_mapping(second)
     tables_a, tables_b = a.pop("tables"), b.pop("tables")
     yield from _differences("", a, b)

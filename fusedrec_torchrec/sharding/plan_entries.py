@@ -6,7 +6,6 @@ from functools import lru_cache
 from itertools import accumulate
 
 from torch import nn
-from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -24,6 +23,7 @@ from torchrec.distributed.types import (
 
 from fusedrec_torchrec.codecs.foreign import ForeignCodecs
 from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.compat.placement import RemoteDevice
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -58,9 +58,9 @@ class GridShardingPlan(ShardingPlan):
 
 
 @lru_cache(maxsize=8)
-def remote_devices(device_type: str, ranks: int, local_ranks: int) -> list[_remote_device]:
-    """Where shards are, of each rank."""
-    return [_remote_device(placement_of(device_type, rank, local_ranks)) for rank in range(ranks)]
+def remote_devices(device_type: str, ranks: int, local_ranks: int) -> list[RemoteDevice]:
+    """Returns where the shards of each rank are."""
+    return [RemoteDevice(placement_of(device_type, rank, local_ranks)) for rank in range(ranks)]
 
 
 def fused_row_wise(
@@ -70,7 +70,7 @@ def fused_row_wise(
     input_dist: str | None = None,
     codecs: Codecs | None = None,
 ) -> ParameterShardingGenerator:
-    """A generator for TorchRec's ``construct_module_sharding_plan``.
+    """Makes a generator for TorchRec's ``construct_module_sharding_plan``.
 
     Args:
         rows_per_rank: how many consecutive rows each rank owns; TorchRec's even split if None.

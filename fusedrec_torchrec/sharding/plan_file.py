@@ -116,7 +116,8 @@ class PlanFile:
     """By table name."""
 
     def check(self, ranks: int, device: str, source: str) -> None:
-        """
+        """Refuses to be used elsewhere than where the plan was made for.
+
         Raises:
             ValueError: the plan is for another number of ranks, or for another device.
         """
@@ -132,7 +133,7 @@ class PlanFile:
             )
 
     def exchange_options(self, base: ExchangeOptions) -> ExchangeOptions:
-        """The settings of the exchange, with what the plan says and they do not."""
+        """Returns the settings of the exchange, with what the plan says and they do not."""
         if self.input_dist is not None:
             base = replace(base, input_dist=self.input_dist)
         return base if base.codecs is not None else replace(base, codecs=self.codecs)
@@ -157,7 +158,7 @@ def plan_file_of(
     device: str,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[PlanFile, HotSet | None]:
-    """A plan as a file, and its hot rows.
+    """Returns a plan as a file, and its hot rows.
 
     Args:
         plan: of a model.
@@ -247,7 +248,7 @@ def _column_shards(sizes: Sequence[int], rows: int) -> Places:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """``[3, 3, 1]`` is ``3 x 2, 1``."""
+    """Writes ``[3, 3, 1]`` as ``3 x 2, 1``."""
     runs = [(value, sum(1 for _ in same)) for value, same in groupby(numbers)]
     return ", ".join(f"{value} x {times}" if times > 1 else str(value) for value, times in runs)
 
@@ -291,7 +292,8 @@ def write_plan(path: Path, file: PlanFile, hot_set: HotSet | None = None) -> Non
 
 
 def read_plan(path: Path) -> tuple[PlanFile, HotSet | None]:
-    """
+    """Reads a plan file and its hot rows.
+
     Raises:
         ValueError: no such file, no plan, of a later version, or its hot rows are missing.
     """
@@ -344,7 +346,7 @@ def sharding_plan_of(
     sharders: Sequence[ModuleSharder[nn.Module]],
     source: str = "plan",
 ) -> ShardingPlan:
-    """The plan of a file, for a model.
+    """Returns the plan of a file, for a model.
 
     Raises:
         ValueError: the model has other tables.
@@ -385,7 +387,7 @@ def _tables_of(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -
 def shards_of(
     name: str, plan: TablePlan, rows: int, columns: int, ranks: int
 ) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
-    """Rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
+    """Returns rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
 
     Raises:
         ValueError: shards do not make up the table, or there are not as many as ranks.
@@ -424,7 +426,7 @@ def table_plan_of(
     columns: int,
     shards: Sequence[tuple[int, Sequence[int], Sequence[int]]],
 ) -> TablePlan:
-    """A table's part of a file, of rank, offsets and sizes of each shard."""
+    """Returns a table's part of a file, from rank, offsets and sizes of each shard."""
     given: dict[str, Any] = {"sharding": sharding, "rows": rows, "columns": columns}
     given["ranks"] = [rank for rank, _, _ in shards]
     places = [(tuple(offset), tuple(size)) for _, offset, size in shards]
@@ -432,7 +434,7 @@ def table_plan_of(
 
 
 def _written(places: Places, rows: int, columns: int) -> dict[str, Any]:
-    """How shards are written."""
+    """Returns how shards are written."""
     row_sizes, column_sizes = ([size[k] for _, size in places] for k in (0, 1))
     # A shard without rows may have no columns either: TorchRec writes [0, columns] or [0, 0].
     if places == _row_shards(row_sizes, columns):

@@ -1,7 +1,6 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +29,7 @@ from fusedrec_torchrec.compat.momentum_scale import (
     scale_lookups,
     without_scale,
 )
+from fusedrec_torchrec.compat.stock_planner import stock_enumerator_asks
 from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
@@ -44,7 +44,6 @@ from fusedrec_torchrec.sharding.modules.feature_processed import (
 )
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
-from fusedrec_torchrec.sharding.stock_planner import refuse_stock_planner
 
 __all__ = [
     "FusedEmbeddingBagCollectionSharder",
@@ -69,7 +68,14 @@ class _FusedTypeMixin:
         if sharding_type != FUSED:
             kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
             return kernels
-        refuse_stock_planner(sys._getframe(1))
+        if stock_enumerator_asks():
+            raise ValueError(
+                f"TorchRec's own planner does not know the sharding type {FUSED}. Pass a plan to "
+                "DistributedModelParallel, plan=fr.FusedShardingPlanner().collective_plan(model, "
+                "sharders) with `import fusedrec_torchrec as fr`, and use FusedShardingPlanner in "
+                "the place of EmbeddingShardingPlanner; or restrict all tables to TorchRec's "
+                "sharding types by ParameterConstraints(sharding_types=[...])"
+            )
         return kernels_of(compute_device_type)
 
 
@@ -284,7 +290,7 @@ def fused_sharders(
     options: ExchangeOptions | None = None,
     hot: HotOptions | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
-    """A drop-in for TorchRec's ``get_default_sharders()``.
+    """Makes sharders, as a drop-in for TorchRec's ``get_default_sharders()``.
 
     The sharders of EmbeddingBagCollection, EmbeddingCollection and feature-processed
     EmbeddingBagCollection are ours, the others TorchRec's.  Ours know the features of all modules

@@ -29,8 +29,8 @@ def check(keys: torch.Tensor, starts: torch.Tensor, unique: Unique) -> None:
     part_of_key = torch.bucketize(unique.keys_U, starts[1:-1], right=True)
     assert part_of_key.equal(part_of_key.sort().values), "parts must come one after another"
     assert unique.counts_P.equal(part_of_key.bincount(minlength=starts.numel() - 1))
-    if unique.grouping is not None:
-        starts_U1, order_N = unique.grouping.starts_U1, unique.grouping.order_N
+    if unique.occurrences is not None:
+        starts_U1, order_N = unique.occurrences.starts_U1, unique.occurrences.order_N
         for u in range(unique.keys_U.numel()):
             ids = order_N[int(starts_U1[u]) : int(starts_U1[u + 1])].tolist()
             assert ids == (keys == unique.keys_U[u]).nonzero().flatten().tolist()
@@ -82,7 +82,7 @@ def test_static_shapes_pad_with_the_key_space() -> None:
     assert unique.counts_P.tolist() == [2, 1]
     exact = dedup.by_sort(keys)
     assert unique.inverse_N.equal(exact.inverse_N)
-    assert unique.grouping is not None and exact.grouping is not None
-    assert unique.grouping.order_N.equal(exact.grouping.order_N)
-    assert unique.grouping.starts_U1.tolist() == [0, 1, 3, 6, 6, 6, 6]
-    assert exact.grouping.starts_U1.tolist() == [0, 1, 3, 6]
+    assert unique.occurrences is not None and exact.occurrences is not None
+    assert unique.occurrences.order_N.equal(exact.occurrences.order_N)
+    assert unique.occurrences.starts_U1.tolist() == [0, 1, 3, 6, 6, 6, 6]
+    assert exact.occurrences.starts_U1.tolist() == [0, 1, 3, 6]

@@ -183,15 +183,15 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     local_rows = routed.local_rows_U.tolist()
     ids_per_bucket = [sum(counts[b.first_table : b.end_table]) for b in layout.buckets]
     first, got = 0, []
-    for k, (row_N, grouping) in enumerate(
+    for k, (row_N, occurrences) in enumerate(
         rows_of_buckets(unique, routed.counts_KW, ids_per_bucket)
     ):
         rows_of_ids = [first + row for row in row_N.tolist()]
         got += [(*answers[row], local_rows[row]) for row in rows_of_ids]
-        if grouping is not None:
+        if occurrences is not None:
             for row in range(sum(want_counts[k])):
-                start, end = grouping.starts_U1[row : row + 2].tolist()
-                positions = grouping.order_N[start:end].tolist()
+                start, end = occurrences.starts_U1[row : row + 2].tolist()
+                positions = occurrences.order_N[start:end].tolist()
                 assert positions == (row_N == row).nonzero().flatten().tolist()
         first += sum(want_counts[k])
     assert got == wanted

@@ -192,9 +192,9 @@ def test_the_next_hot_set_is_the_most_used(
     inside = [k for k in after.tolist() if k != EMPTY]
     assert len(set(inside)) == len(inside)
     assert set(inside) <= lived | set(counts)
-    for slot, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
+    for place, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
         if old != new:
-            assert old == EMPTY or old not in inside, slot  # who stays keeps its slot
+            assert old == EMPTY or old not in inside, place  # who stays keeps its place
     left, came = lived - set(inside), set(inside) - lived
     for new in came:
         for old in left:

@@ -120,12 +120,12 @@ def test_room_for_what_adaptation_finds(cluster_2: Cluster, tmp_path: Path) -> N
     options = fr.HotOptions(rule=fr.HotRule(top_k=9), adapt=adapt)
     assert cluster_2.run(room, CASE, options)[0] == [(6, 0), (3, 0)]
     options = fr.HotOptions(rule=fr.HotRule(top_k=9), adapt=adapt, profile=profile)
-    (slots_ab, hot_ab), (slots_c, hot_c) = cluster_2.run(room, CASE, options)[0]
-    assert hot_ab + hot_c == 9 == slots_ab + slots_c  # a full budget leaves no room
+    (places_ab, hot_ab), (places_c, hot_c) = cluster_2.run(room, CASE, options)[0]
+    assert hot_ab + hot_c == 9 == places_ab + places_c  # a full budget leaves no room
     # Row-wise AdaGrad: 36 bytes of a row of a and b, 68 of a row of c.
     options = fr.HotOptions(rule=fr.HotRule(memory=720), adapt=adapt, profile=profile)
-    (slots_ab, _), (slots_c, _) = cluster_2.run(room, CASE, options)[0]
-    assert 720 - 68 < slots_ab * 36 + slots_c * 68 <= 720
+    (places_ab, _), (places_c, _) = cluster_2.run(room, CASE, options)[0]
+    assert 720 - 68 < places_ab * 36 + places_c * 68 <= 720
     options = fr.HotOptions(rule=fr.HotRule(top_k=1), adapt=adapt)
     assert cluster_2.run(room, CASE, options)[0] == [(1, 0), (0, 0)]
     options = fr.HotOptions(rule=fr.HotRule(top_k=1000), adapt=adapt)

@@ -98,7 +98,7 @@ def test_fewer_bytes(cluster_2: Cluster) -> None:
         for codec in (None, fr.CodecOptions(type="dct", density=0.05, values="bf16"))
     )
     for one, other in zip(plain, coded, strict=True):
-        assert one > 12 * other  # four bytes of a slot, one of a count, and 3.4 entries of three
+        assert one > 12 * other  # four bytes of a place, one of a count, and 3.4 entries of three
 
 
 def go_on(case: Case) -> None:

@@ -48,7 +48,7 @@ def test_bytes_of_a_step() -> None:
     seconds = seconds_of_prefixes(use, 2, BYTES, 1, hot_batches=False) * 1e9
     # Fetch, gradient and id of the row that the other rank owns, half of the time each.
     assert seconds[0] == pytest.approx(2 * (2 * 256 + 4) / 2)
-    # Both rows to the other rank, with their slots; a dense sum of both is the same.
+    # Both rows to the other rank, with their places; a dense sum of both is the same.
     assert seconds[2] == pytest.approx(2 * (256 + 4))
     # One of each; the owner of the row that is left sets the pace.
     assert seconds[1] == pytest.approx((256 + 4) + 2 * (2 * 256 + 4) / 2)

@@ -191,7 +191,7 @@ def test_few_touched_rows_are_sent_and_many_are_summed(cluster_4: Cluster) -> No
     case = Case(tables=(few,), batch_sizes=(2, 3, 2, 3), lengths=(1,), skew=0.0)
     for rank, found in enumerate(cluster_4.run(collectives_of_a_step, case)):
         rows = len(set(batch(case, 1, rank).values().tolist()))
-        # Beside ids, rows and gradients: slots and gradients to each of the other three.
+        # Beside ids, rows and gradients: places and gradients to each of the other three.
         assert [name for name, _ in found] == ["all_to_all"] * 4
         assert found[-1] == ("all_to_all", 3 * rows * (1 + 8) * 4)
     case = Case(tables=(many,), batch_sizes=(60,) * 4, lengths=(4,), skew=0.0)

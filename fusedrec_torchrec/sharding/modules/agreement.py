@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
+from fusedrec_torchrec.compat.optimizers import optimizers_in_backward
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.fingerprint import Facts, check_same_on_all_ranks, facts_of
 
@@ -73,9 +74,9 @@ def check_agreement(
     for name, sharding in sorted(plan.items()):
         facts |= _facts_of_plan(name, sharding, _ranks_of(env))
     for name, parameter in module.named_parameters():
-        facts |= facts_of(f"optimizer of {name}", getattr(parameter, "_optimizer_classes", None))
-        # One dictionary of settings for each optimizer; there is one.
-        for given in getattr(parameter, "_optimizer_kwargs", []):
+        classes, settings_in_backward = optimizers_in_backward(parameter)
+        facts |= facts_of(f"optimizer of {name}", classes)
+        for given in settings_in_backward:  # one dictionary for each optimizer; there is one
             facts |= facts_of(f"optimizer of {name}", given)
         facts[f"{name}.requires_grad"] = str(parameter.requires_grad)
     for name, value in settings.items():
@@ -92,14 +93,14 @@ def _version(package: str) -> str:
 
 
 def _ranks_of(env: ShardingEnv) -> list[int]:
-    """The ranks that the plan is for: with 2D parallelism, those of this rank's group."""
+    """Returns the ranks that the plan is for: with 2D parallelism, those of this rank's group."""
     group = env.sharding_pg if isinstance(env, ShardingEnv2D) else env.process_group
     assert group is not None
     return dist.get_process_group_ranks(group)
 
 
 def _facts_of_plan(table: str, sharding: ParameterSharding, ranks: list[int]) -> Facts:
-    """A table's part of the plan; ranks are numbered within the group that the plan is for."""
+    """Returns facts of a table's plan; ranks are numbered within the group that it is for."""
     number = {rank: i for i, rank in enumerate(ranks)}
     given = {each.name: getattr(sharding, each.name) for each in fields(sharding)}
     spec, planned_ranks = given.pop("sharding_spec"), given.pop("ranks")
@@ -111,7 +112,7 @@ def _facts_of_plan(table: str, sharding: ParameterSharding, ranks: list[int]) ->
 
 
 def _shards(spec: EnumerableShardingSpec, number: Mapping[int, int]) -> tuple[str, object]:
-    """How the shards lie, and the name of that: their rows, if they are row ranges in order."""
+    """Returns how the shards lie, and the name of that: rows, if they are row ranges in order."""
     ranks = [None if s.placement is None else s.placement.rank() for s in spec.shards]
     places = [None if rank is None else number.get(rank, rank) for rank in ranks]
     sizes = [list(shard.shard_sizes) for shard in spec.shards]

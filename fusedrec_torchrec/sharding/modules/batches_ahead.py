@@ -57,7 +57,7 @@ class _Counts(Generic[Module]):
         return self.sent - self.used - 1
 
     def has_ended(self) -> bool:
-        """Whether fewer batches are ahead than there should be; once a step."""
+        """Returns whether fewer batches are ahead than there should be; called once a step."""
         if self.sent == self.used:  # called later in the step, in the plain way, or not at all
             return False
         expected = self.level
@@ -96,7 +96,7 @@ class BatchesAhead(Generic[Module]):
         return bool(self._counts)
 
     def sent(self, module: Module) -> None:
-        """A module is about to send the ids of a batch.
+        """Notes that a module is about to send the ids of a batch.
 
         Raises:
             ValueError: as ``_settle``.
@@ -128,7 +128,7 @@ class BatchesAhead(Generic[Module]):
         return request
 
     def used(self, module: Module) -> None:
-        """A module is about to look up the oldest batch that it has sent the ids of."""
+        """Notes that a module is about to look up the oldest batch that it has sent the ids of."""
         number = self._numbers[module]
         begins = number in self._used_in_step or self._used_in_step.isdisjoint(self._sent_order)
         if begins:
@@ -139,7 +139,7 @@ class BatchesAhead(Generic[Module]):
         self._counts[number].used += 1
 
     def _begin_step(self, used_before: set[int]) -> None:
-        """Before the first lookup of a step: has the data of any module come to an end?
+        """Looks, before the first lookup of a step, whether the data of any module has ended.
 
         Args:
             used_before: modules that the last step looked up; this one will, too.

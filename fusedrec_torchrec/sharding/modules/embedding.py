@@ -20,14 +20,15 @@ from torchrec.distributed.types import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from fusedrec_torchrec.compat.awaitables import parts_of_sequences
 from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
 from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
-from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -165,7 +166,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             return sequences
         assert isinstance(sequences, EmbeddingCollectionAwaitable)
         return EmptySequencesAwaitable(
-            sequences._awaitables_per_sharding,
+            parts_of_sequences(sequences),
             self._embedding_names_per_sharding,
             self._embedding_dim,
             self._need_indices,

@@ -21,12 +21,13 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from fusedrec_torchrec.compat.awaitables import parts_of_pooled
 from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
 from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
-from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -160,10 +161,12 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         if ctx.inverse_indices[1].numel():
             return pooled
         assert isinstance(pooled, VariableBatchEmbeddingBagCollectionAwaitable)
-        return EmptyBatchAwaitable(pooled._awaitables, self._embedding_names, self._embedding_dims)
+        return EmptyBatchAwaitable(
+            parts_of_pooled(pooled), self._embedding_names, self._embedding_dims
+        )
 
     def _columns_without_divisor(self) -> torch.Tensor:
-        """Output columns that TorchRec's divisor for row-wise mean pooling must leave alone.
+        """Returns the columns that TorchRec's divisor for row-wise mean pooling must leave alone.
 
         As soon as one row-wise table is mean-pooled, TorchRec divides all columns by the lengths
         of their bags plus an epsilon, also those that were pooled already and those of sums.

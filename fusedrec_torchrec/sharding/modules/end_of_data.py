@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
-from torchrec.distributed.train_pipeline.utils import _fuse_input_dist_splits
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.compat.awaitables import fuse_input_dist_splits
 
 __all__ = ["EndOfData", "PipelinedModule", "StockStandIn"]
 
@@ -21,11 +22,11 @@ class PipelinedModule(Protocol):
     """A sharded module that can send a batch of no ids."""
 
     def create_context(self) -> Any:
-        """A context for a batch."""
+        """Makes a context for a batch."""
         ...
 
     def end_of_data_dist(self, ctx: Any) -> Awaitable[Awaitable[Any]]:
-        """The input dist of a batch of no ids, which says that this rank's data has ended."""
+        """Sends a batch of no ids, which says that this rank's data has ended."""
         ...
 
 
@@ -39,7 +40,7 @@ class EndOfData(Awaitable[None]):
             name = str(number)
             context.module_contexts[name] = ctx = module.create_context()
             context.input_dist_splits_requests[name] = module.end_of_data_dist(ctx)
-        _fuse_input_dist_splits(context)
+        fuse_input_dist_splits(context)
 
     def _wait_impl(self) -> None:
         for _, splits in self._context.fused_splits_awaitables:
@@ -72,7 +73,7 @@ class StockStandIn:
         self._lengths = like.lengths().new_zeros(len(self._keys))
 
     def batch(self) -> KeyedJaggedTensor:
-        """A batch of one sample without ids."""
+        """Makes a batch of one sample without ids."""
         inverse = None
         if self._inverse_names is not None:
             indices = self._values.new_zeros(len(self._inverse_names), 1, dtype=torch.int64)

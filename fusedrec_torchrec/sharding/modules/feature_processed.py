@@ -5,13 +5,13 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import LazyAwaitable
-from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import (
     FeatureProcessedEmbeddingBagCollection,
     apply_feature_processors_to_kjt,
 )
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from fusedrec_torchrec.compat.feature_processors import position_limits
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.sharding.module_settings import ProcessedFeatures
 from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
@@ -25,16 +25,7 @@ def processed_features_of(module: FeatureProcessedEmbeddingBagCollection) -> Pro
     Weights are the processors' output, batches need not bring any.  A bag must not have more ids
     than its processor has weights for positions.
     """
-    processors = module._feature_processors
-    if isinstance(processors, FeatureProcessorsCollection):
-        return ProcessedFeatures(dict(getattr(processors, "max_feature_lengths", {})))
-    return ProcessedFeatures(
-        {
-            feature: processor.position_weight.numel()
-            for feature, processor in processors.items()
-            if hasattr(processor, "position_weight")
-        }
-    )
+    return ProcessedFeatures(position_limits(module))
 
 
 class FusedShardedFeatureProcessedEmbeddingBagCollection(

@@ -62,7 +62,7 @@ class FusedTables:
         self.options = sharding.settings.options
         self.layout = sharding.layout
         self.wires = sharding.wires
-        self.replications = sharding.lookup.replication.parts
+        self.replications = sharding.lookup.replication.members
         processed = sharding.settings.processed
         self.features = CanonicalFeatures(
             [name for each in shardings.values() for name in each.feature_names()],

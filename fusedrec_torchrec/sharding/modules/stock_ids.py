@@ -59,11 +59,11 @@ class StockIds:
         return checked_N & ((ids_N < 0) | (ids_N >= limits_N))
 
     def bad(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        """Whether any id is out of range, as a 0-dim tensor on the device."""
+        """Returns whether any id is out of range, as a 0-dim tensor on the device."""
         return self._bad_ids(batch).any()
 
     def describe(self, batch: KeyedJaggedTensor) -> str:
-        """The error message for the first out-of-range id."""
+        """Returns the error message for the first out-of-range id."""
         where = int(self._bad_ids(batch).nonzero()[0])
         ends = list(accumulate(batch.length_per_key()))
         slot = bisect_right(ends, where)

@@ -1,0 +1,82 @@
+"""The folder listing is the architecture: a part imports only from the parts before it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import fusedrec_torchrec
+
+PACKAGE = Path(fusedrec_torchrec.__file__).parent
+# In the order of docs/architecture.md.
+PARTS = [
+    *("compat", "core", "codecs", "exchange", "access", "replicas", "hot", "sharding"),
+    *("planner", "grid", "checkpoint", "training", "bench", "cli"),
+]
+
+
+def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields line and name of every module of the package that is imported anywhere in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if node.module == PACKAGE.name:
+                yield from ((node.lineno, f"{PACKAGE.name}.{alias.name}") for alias in node.names)
+            elif node.module is not None:
+                yield node.lineno, node.module
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def wrong_imports(package: Path) -> list[str]:
+    """Returns imports that go from a part to one behind it, as text."""
+    wrong = []
+    for file in sorted(package.rglob("*.py")):
+        part = file.relative_to(package).parts[0]
+        if part not in PARTS:  # the file of public names
+            continue
+        for line, module in imported_modules(ast.parse(file.read_text())):
+            first, _, rest = module.partition(".")
+            imported = rest.partition(".")[0]
+            if first != PACKAGE.name or imported == part:
+                continue
+            if imported not in PARTS or PARTS.index(imported) > PARTS.index(part):
+                wrong.append(f"{file.relative_to(package)}:{line} imports {module}")
+    return wrong
+
+
+def test_parts_import_only_from_parts_before_them() -> None:
+    assert wrong_imports(PACKAGE) == []
+
+
+def test_every_folder_is_a_part() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(PARTS)
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py"}
+
+
+def test_a_wrong_import_is_noticed_wherever_it_stands(tmp_path: Path) -> None:
+    for part in PARTS:
+        (tmp_path / part).mkdir()
+    (tmp_path / "core/a.py").write_text("from fusedrec_torchrec.compat import b")
+    (tmp_path / "core/b.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from fusedrec_torchrec.hot.rows import HotRows\n"
+    )
+    (tmp_path / "hot/c.py").write_text("def f():\n    from fusedrec_torchrec import grid\n")
+    (tmp_path / "hot/d.py").write_text("import fusedrec_torchrec.unknown.e")
+    assert wrong_imports(tmp_path) == [
+        "core/b.py:3 imports fusedrec_torchrec.hot.rows",
+        "hot/c.py:2 imports fusedrec_torchrec.grid",
+        "hot/d.py:1 imports fusedrec_torchrec.unknown.e",
+    ]
+
+
+def test_every_folder_lists_its_files_in_reading_order() -> None:
+    for init in PACKAGE.rglob("__init__.py"):
+        if init.parent == PACKAGE:
+            continue
+        text = ast.get_docstring(ast.parse(init.read_text())) or ""
+        files = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+        folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        missing = sorted(name for name in files | folders if f"``{name}``" not in text)
+        assert not missing, f"{init.relative_to(PACKAGE)} does not list {missing}"
