@@ -45,7 +45,7 @@ class HeaderAwaitable(InputAwaitable):
         self._send = send  # kept alive until the exchange is done
 
     def _messages(self, status: torch.Tensor) -> torch.Tensor:
-        """Returns [W, header + capacity] int32; headers last, rows that do not fit run over them."""
+        """Returns [W, header + capacity] int32; headers last, rows that overflow run over them."""
         ranks, width = self._exchange.layout.world_size, self._header + self._capacity
         flat = self._routed.counts_KO.new_empty(ranks * width + 1, dtype=torch.int32)
         if self._capacity:

@@ -299,7 +299,7 @@ class GradientSync:
         places: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
     ) -> _InFlight:
-        """Sends a row for each place of every bucket, and one more number for each: who touched it."""
+        """Sends a row for each place of every bucket, and how many ranks touched it."""
         elements = sum(replica.capacity * (replica.dim + 1) for replica in self._replicas)
         device = gradients[0].device
         flat = self._buffers.take("hot sums", (elements,), torch.float32, device).zero_()
