@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
-from fusedrec_torchrec.codecs.largest import LargestEntries
 from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, fused_parts
 
 __all__ = ["compression_state", "is_compressed", "load_compression_state"]
@@ -68,12 +68,12 @@ def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
     }
 
 
-def _largest(part: FusedPart) -> list[tuple[str, LargestEntries]]:
+def _largest(part: FusedPart) -> list[tuple[str, DctCodec]]:
     """Codecs with a threshold, by the first table of their bucket."""
     if part.wires is None:
         return []
     return [
         (part.layout.tables[bucket.first_table].name, codec)
         for bucket, codec in zip(part.layout.buckets, part.wires[0].codecs, strict=True)
-        if isinstance(codec, LargestEntries)
+        if isinstance(codec, DctCodec)
     ]

@@ -1,4 +1,4 @@
-"""What a user can choose about data-parallel gradients on the wire."""
+"""What a user can choose for data-parallel gradients: which entries travel, and how."""
 
 from dataclasses import dataclass
 from typing import ClassVar
