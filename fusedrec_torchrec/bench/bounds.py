@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.regroup import bucket_major
+from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
-from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
+from fusedrec_torchrec.core.max_abs import max_abs
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["EntryCodec", "NumberCodec", "power_of_two", "rows_of_scales"]
@@ -21,7 +21,7 @@ def power_of_two(numbers: torch.Tensor, exponent: int) -> torch.Tensor:
     """
     if not numbers.numel():
         return numbers.new_ones((), dtype=SCALE)
-    largest = largest_magnitude(numbers).to(SCALE)
+    largest = max_abs(numbers).to(SCALE)
     shift = (exponent - torch.frexp(largest).exponent).clamp(max=126)
     scale = torch.ldexp(torch.ones_like(largest), shift)
     return torch.where(torch.isfinite(largest), scale, torch.nan)

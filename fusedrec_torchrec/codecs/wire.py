@@ -17,7 +17,7 @@ from fusedrec_torchrec.codecs.numbers import EntryCodec, NumberCodec
 from fusedrec_torchrec.codecs.options import DENSITY, EVERY, CodecOptions, Codecs
 from fusedrec_torchrec.codecs.registry import RegistryCodec
 from fusedrec_torchrec.codecs.traffic import Traffic
-from fusedrec_torchrec.core.regroup import bucket_major, rank_major
+from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 
 __all__ = ["Wire", "build", "build_backward", "bytes_of_row"]
 

@@ -42,7 +42,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
 from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad, scale_table
-from fusedrec_torchrec.core.regroup import bucket_major, rank_major
+from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import ReceivedRows
 

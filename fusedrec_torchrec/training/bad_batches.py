@@ -28,8 +28,8 @@ from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
 from fusedrec_torchrec.core.all_ranks import of_all_ranks
-from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
 from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.max_abs import max_abs
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
 from fusedrec_torchrec.training.data.batch_check import CheckedBatch, stand_in
@@ -181,7 +181,7 @@ class BadBatches:
             output.register_hook(self._check)
 
     def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        is_good = not gradient.numel() or bool(largest_magnitude(gradient) <= LARGEST)
+        is_good = not gradient.numel() or bool(max_abs(gradient) <= LARGEST)
         problem = None if is_good else GRADIENTS
         flags = _Flags(self._group, problem, GOOD if problem is None else BAD)
         if not flags.wait():
@@ -204,7 +204,7 @@ class BadBatches:
         gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
         if not gradients:
             return True
-        largest = torch.stack([largest_magnitude(each) for each in gradients]).amax()
+        largest = torch.stack([max_abs(each) for each in gradients]).amax()
         if bool(largest <= LARGEST):
             return True
         # All ranks have the same sums.  Tables have had finite gradients of their own.

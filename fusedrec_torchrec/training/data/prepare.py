@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fusedrec_torchrec.core.files import locked, naming, write_json
+from fusedrec_torchrec.core.files import file_lock, naming, write_json
 from fusedrec_torchrec.core.json_file import parse_json
 from fusedrec_torchrec.training.data.criteo import (
     CATEGORIES,
@@ -154,7 +154,7 @@ class _Preparation:
         self._output.mkdir(parents=True, exist_ok=True)
         if (self._output / MANIFEST).exists():
             return self._finished()
-        with locked(self._output / ".lock"):
+        with file_lock(self._output / ".lock"):
             if (self._output / MANIFEST).exists():
                 return self._finished()  # by another process, in the meantime
             self._start_work()
