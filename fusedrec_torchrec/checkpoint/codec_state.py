@@ -1,4 +1,4 @@
-"""What compression keeps from step to step: thresholds, and what is left of gradients.
+"""What codecs keep from step to step: thresholds, and residuals of gradients.
 
 It is different on every rank, and belongs to a training, not to its model: it is saved beside
 weights and optimizer state, where nobody who does not ask for it sees it.
@@ -13,53 +13,53 @@ from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
 from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, fused_parts
 
-__all__ = ["compression_state", "is_compressed", "load_compression_state"]
+__all__ = ["codec_state", "has_codec_state", "load_codec_state"]
 
 State = dict[str, torch.Tensor]
 
 
-def compression_state(model: nn.Module) -> State:
-    """Of this rank, by name; empty if nothing is compressed that has a state."""
-    found: State = {}
+def codec_state(model: nn.Module) -> State:
+    """Returns what this rank's codecs keep, by name; empty if none of them keeps anything."""
+    tensors: State = {}
     dense = thresholds_of(model)
     if dense is not None:
-        found |= {f"dense.{name}": value for name, value in dense.state().items()}
+        tensors |= {f"dense.{name}": value for name, value in dense.state().items()}
     for path, part in fused_parts(model):
-        for table, codec in _largest(part):
-            found[f"rows.{path}.{table}"] = codec.threshold.state()
-        for name, each in part.synced_gradients():
-            found |= {f"{name}.{path}.{key}": value for key, value in each.state().items()}
-    return found
+        for table, codec in _dct_codecs(part):
+            tensors[f"rows.{path}.{table}"] = codec.threshold.state()
+        for name, gradients in part.synced_gradients():
+            tensors |= {f"{name}.{path}.{key}": value for key, value in gradients.state().items()}
+    return tensors
 
 
-def is_compressed(model: nn.Module) -> bool:
-    """Whether anything is compressed that has a state."""
+def has_codec_state(model: nn.Module) -> bool:
+    """Tells whether a codec of the model keeps anything from step to step."""
     return thresholds_of(model) is not None or any(
-        _largest(part) or any(each.state() for _, each in part.synced_gradients())
+        _dct_codecs(part) or any(gradients.state() for _, gradients in part.synced_gradients())
         for _, part in fused_parts(model)
     )
 
 
-def load_compression_state(
+def load_codec_state(
     model: nn.Module, states: Sequence[Mapping[str, torch.Tensor]], own: bool
 ) -> None:
-    """Goes on where the ranks of a training were.
+    """Takes over what codecs kept when a checkpoint was saved.
 
     Args:
-        model: sharded.
-        states: of this rank, or of all ranks of a training with another number of them, who share
-            what those had.  Empty, to begin anew.
-        own: whether it is of this rank.
+        model: the sharded model.
+        states: that of this rank, or those of all ranks of a training with another number of
+            ranks, which share what those had.  Empty, to begin anew.
+        own: whether the state is that of this rank.
     """
     dense = thresholds_of(model)
     if dense is not None:
         dense.load([_below(state, "dense.") for state in states])
     for path, part in fused_parts(model):
-        for table, codec in _largest(part):
+        for table, codec in _dct_codecs(part):
             name = f"rows.{path}.{table}"
             codec.threshold.load([state[name] for state in states if name in state])
-        for name, each in part.synced_gradients():
-            each.load([_below(state, f"{name}.{path}.") for state in states], own)
+        for name, gradients in part.synced_gradients():
+            gradients.load([_below(state, f"{name}.{path}.") for state in states], own)
 
 
 def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
@@ -68,8 +68,8 @@ def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
     }
 
 
-def _largest(part: FusedPart) -> list[tuple[str, DctCodec]]:
-    """Codecs with a threshold, by the first table of their bucket."""
+def _dct_codecs(part: FusedPart) -> list[tuple[str, DctCodec]]:
+    """Returns the codecs that have a threshold, with the first table of their bucket."""
     if part.wires is None:
         return []
     return [

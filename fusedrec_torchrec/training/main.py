@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from fusedrec_torchrec.access.samples import Source
-from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_together
+from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.check_sharding import check_sharding
@@ -166,7 +166,7 @@ def _claimed(
         if path is None or not config.checkpoint.verify:
             return path
         try:
-            verify_together(path, required=True)
+            verify_on_all_ranks(path, required=True)
         except CannotReadError:
             raise  # it may be whole all the same; the next start may be able to read it
         except ValueError as error:
