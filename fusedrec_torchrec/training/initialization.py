@@ -1,4 +1,4 @@
-"""Initial embedding weights that depend on seed, table and row only.
+"""Fills tables with initial weights that depend on seed, table and row only.
 
 TorchRec draws the weights of each shard as the ranks come to them, so another sharding or another
 number of ranks starts from other weights.  Here training starts from the same ones always.

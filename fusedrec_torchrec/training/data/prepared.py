@@ -1,4 +1,4 @@
-"""Data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
+"""Reads data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
 
 from bisect import bisect_right
 from functools import cached_property, lru_cache
@@ -28,7 +28,7 @@ CACHED_GROUPS = 16
 
 
 class PreparedData:
-    """Samples in the order of the text they come from.  A ``Source``."""
+    """A ``Source`` of prepared samples, in the order of the text they come from."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class PreparedData:
 
     @property
     def hot_samples(self) -> tuple[int, float] | None:
-        """Hot samples at the beginning, and the share held out at the end; None if not sorted."""
+        """Hot samples at the beginning, and share held out at the end; None if it is not sorted."""
         identity = self.manifest["identity"]
         if "hot_samples" not in identity:
             return None
@@ -87,6 +87,7 @@ class PreparedData:
         return np.diff(self._starts)
 
     def read(self, start: int, stop: int) -> Samples:
+        """Returns samples ``start`` to ``stop``."""
         assert 0 <= start < stop <= self.samples, (start, stop)
         first = bisect_right(self._starts, start) - 1
         last = bisect_right(self._starts, stop - 1) - 1
@@ -126,7 +127,7 @@ class PreparedData:
         return Samples(dense.astype(np.float32, copy=False), labels, ids.astype(np.int64).ravel())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Reader processes open their own files."""
+        """Leaves out open files: reader processes open their own."""
         return {"folder": self.folder, "manifest": self.manifest}
 
 
