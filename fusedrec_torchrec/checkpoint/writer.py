@@ -42,6 +42,7 @@ class CheckedWriter(FileSystemWriter):
         self._manifest = manifest
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's files; the results have their checksums."""
         results = super().write_data(plan, planner).value()
         folder = Path(self.path)
         names = dict.fromkeys(result.storage_data.relative_path for result in results)
@@ -63,6 +64,7 @@ class CheckedWriter(FileSystemWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Writes the metadata, and then the manifest with the checksums of all ranks' files."""
         files: dict[str, dict[str, Any]] = {}
         plain = []
         for rank_results in results:

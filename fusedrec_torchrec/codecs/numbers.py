@@ -160,4 +160,5 @@ class Room:
 
     @property
     def per_row(self) -> float:
+        """Entries for each row, of many rows."""
         return self._dim * self._share

@@ -10,7 +10,7 @@ __all__ = ["ThresholdOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdOptions:
-    """Only the largest entries of gradients travel, the others are kept and added later.
+    """Settings of DCT for gradients: entries that reach a threshold travel, others are kept.
 
     Attributes:
         density: share of the entries that travel in a step; 1 sends all, in an all-reduce.  The

@@ -45,7 +45,7 @@ def rows_of(count: int, dim: int, seed: int, exponent: float) -> torch.Tensor:
 
 
 def bound(kind: str, rows: torch.Tensor) -> torch.Tensor:
-    """What docs/compression.md says."""
+    """Returns how far numbers may be off, as docs/compression.md says."""
     if kind == "bf16":
         return rows.abs() * 2.0**-8
     if kind == "fp16":  # of numbers that are much smaller than the largest, the last digits

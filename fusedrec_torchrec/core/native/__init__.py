@@ -47,7 +47,7 @@ ROOT = "~/.cache/torch_extensions"
 
 @dataclass(frozen=True)
 class Operators:
-    """Where the operators of this process come from.
+    """The place that the operators of this process come from.
 
     Attributes:
         origin: "none" if torch's own operators are used.

@@ -57,7 +57,7 @@ def identity() -> str:
 
 @dataclass(frozen=True)
 class Library:
-    """The library in a folder, if it is there."""
+    """The library in a folder (``path``) and its ``manifest``, if they are there."""
 
     folder: Path
 

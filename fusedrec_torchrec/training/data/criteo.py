@@ -55,6 +55,7 @@ class BadLines:
 
     @property
     def total(self) -> int:
+        """Number of malformed lines."""
         return sum(self.counts.values())
 
     def add(self, path: Path, line: int, kind: str, detail: str) -> None:
@@ -218,7 +219,7 @@ def _labels(column: pa.ChunkedArray) -> tuple[NDArray[np.int8], NDArray[np.bool_
 def _integers(
     column: pa.ChunkedArray, strict: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Values, where they are missing, where they are well-formed."""
+    """Returns values, where they are missing, and where they are well-formed."""
     missing = pc.equal(column, b"")
     filled = pc.if_else(missing, b"0", column).cast(pa.string(), safe=False)
     try:
@@ -234,7 +235,7 @@ def _integers(
 def _hexadecimals(
     column: pa.ChunkedArray,
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Values, where they are missing, where they are well-formed."""
+    """Returns values, where they are missing, and where they are well-formed."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)

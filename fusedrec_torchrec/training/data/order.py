@@ -53,6 +53,7 @@ class Order:
 
     @property
     def samples(self) -> int:
+        """Number of samples of all blocks."""
         return sum(self.blocks)
 
     @property

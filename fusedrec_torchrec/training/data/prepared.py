@@ -51,10 +51,12 @@ class PreparedData:
 
     @property
     def identity(self) -> dict[str, Any]:
+        """What tells this data from other data."""
         return {**self.manifest["identity"], "clicks": self.manifest["clicks"]}
 
     @property
     def samples(self) -> int:
+        """Number of samples."""
         return int(self.manifest["samples"])
 
     @property
@@ -67,6 +69,7 @@ class PreparedData:
 
     @property
     def left_out(self) -> list[str]:
+        """Lines of a message about malformed lines that were left out; empty if there were none."""
         bad = self.manifest["bad_lines"]
         if not bad["counts"]:
             return []
@@ -76,14 +79,17 @@ class PreparedData:
 
     @property
     def dense_features(self) -> int:
+        """Number of dense features."""
         return len(self.manifest["dense"])
 
     @property
     def table_rows(self) -> dict[str, int]:
+        """Number of rows of each table."""
         return dict(self.manifest["tables"])
 
     @property
     def blocks(self) -> NDArray[np.int64]:
+        """Sizes of the blocks that are best read at once."""
         return np.diff(self._starts)
 
     def read(self, start: int, stop: int) -> Samples:

@@ -30,6 +30,7 @@ class SeparatedLoader:
 
     @property
     def waited(self) -> float:
+        """Seconds that callers have waited for batches."""
         return self._hot.waited + self._cold.waited
 
     def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
