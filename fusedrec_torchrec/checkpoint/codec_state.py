@@ -11,7 +11,7 @@ from torch import nn
 
 from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
-from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, fused_parts
+from fusedrec_torchrec.sharding.modules.fused_tables import FusedTables, fused_tables_of
 
 __all__ = ["codec_state", "has_codec_state", "load_codec_state"]
 
@@ -24,19 +24,19 @@ def codec_state(model: nn.Module) -> State:
     dense = thresholds_of(model)
     if dense is not None:
         tensors |= {f"dense.{name}": value for name, value in dense.state().items()}
-    for path, part in fused_parts(model):
-        for table, codec in _dct_codecs(part):
+    for path, fused in fused_tables_of(model):
+        for table, codec in _dct_codecs(fused):
             tensors[f"rows.{path}.{table}"] = codec.threshold.state()
-        for name, gradients in part.synced_gradients():
-            tensors |= {f"{name}.{path}.{key}": value for key, value in gradients.state().items()}
+        for rows in fused.replications:
+            tensors |= {f"{rows.name}.{path}.{key}": value for key, value in rows.state().items()}
     return tensors
 
 
 def has_codec_state(model: nn.Module) -> bool:
     """Tells whether a codec of the model keeps anything from step to step."""
     return thresholds_of(model) is not None or any(
-        _dct_codecs(part) or any(gradients.state() for _, gradients in part.synced_gradients())
-        for _, part in fused_parts(model)
+        _dct_codecs(fused) or any(rows.state() for rows in fused.replications)
+        for _, fused in fused_tables_of(model)
     )
 
 
@@ -54,12 +54,12 @@ def load_codec_state(
     dense = thresholds_of(model)
     if dense is not None:
         dense.load([_below(state, "dense.") for state in states])
-    for path, part in fused_parts(model):
-        for table, codec in _dct_codecs(part):
+    for path, fused in fused_tables_of(model):
+        for table, codec in _dct_codecs(fused):
             name = f"rows.{path}.{table}"
             codec.threshold.load([state[name] for state in states if name in state])
-        for name, gradients in part.synced_gradients():
-            gradients.load([_below(state, f"{name}.{path}.") for state in states], own)
+        for rows in fused.replications:
+            rows.load([_below(state, f"{rows.name}.{path}.") for state in states], own)
 
 
 def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
@@ -68,12 +68,12 @@ def _below(state: Mapping[str, torch.Tensor], prefix: str) -> State:
     }
 
 
-def _dct_codecs(part: FusedPart) -> list[tuple[str, DctCodec]]:
+def _dct_codecs(fused: FusedTables) -> list[tuple[str, DctCodec]]:
     """Returns the codecs that have a threshold, with the first table of their bucket."""
-    if part.wires is None:
+    if fused.wires is None:
         return []
     return [
-        (part.layout.tables[bucket.first_table].name, codec)
-        for bucket, codec in zip(part.layout.buckets, part.wires[0].codecs, strict=True)
+        (fused.layout.tables[bucket.first_table].name, codec)
+        for bucket, codec in zip(fused.layout.buckets, fused.wires[0].codecs, strict=True)
         if isinstance(codec, DctCodec)
     ]

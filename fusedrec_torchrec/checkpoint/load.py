@@ -32,7 +32,7 @@ from fusedrec_torchrec.checkpoint.table_state import (
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.verify import verify_on_all_ranks
-from fusedrec_torchrec.core.all_ranks import raise_together
+from fusedrec_torchrec.core.all_ranks import raise_on_all_ranks
 
 __all__ = ["CODEC_STATE", "OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
 
@@ -105,7 +105,7 @@ def load_checkpoint(
 
     # All ranks must find that it fits before one of them changes a number.
     for phase in (check, read):
-        raise_together(_problem_of(phase))
+        raise_on_all_ranks(_problem_of(phase))
     model.load_state_dict(state[WEIGHTS])
     if optimizer is not None:
         optimizer.load_state_dict(state[OPTIMIZER])

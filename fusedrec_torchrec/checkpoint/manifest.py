@@ -23,7 +23,7 @@ from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.exchange.hashing import table_salt
-from fusedrec_torchrec.sharding.modules.fused_part import fused_parts
+from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 
 __all__ = [
     "MANIFEST",
@@ -162,11 +162,13 @@ def describe(
         weights: what the names of weights begin with in the checkpoint.
     """
     shardings = _shardings(model)
-    fused = dict(fused_parts(model))
+    modules = dict(fused_tables_of(model))
     hashed = {
-        table: part.options.hash_seed for part in fused.values() for table in part.hashed_tables()
+        table: fused.options.hash_seed
+        for fused in modules.values()
+        for table in fused.hashed_tables()
     }
-    hot = {name: ids for part in fused.values() for name, ids in part.hot_ids().items()}
+    hot = {name: ids for fused in modules.values() for name, ids in fused.hot_ids().items()}
     tables = {}
     for name, value in state.items():
         path = name.split(".")
@@ -191,19 +193,19 @@ def describe(
         )
     buckets = {
         path: [
-            [t.name for t in part.layout.tables[b.first_table : b.end_table]]
-            for b in part.layout.buckets
+            [t.name for t in fused.layout.tables[b.first_table : b.end_table]]
+            for b in fused.layout.buckets
         ]
-        for path, part in fused.items()
+        for path, fused in modules.items()
     }
     return Manifest(tables, buckets, step, dist.get_world_size() if dist.is_initialized() else 1)
 
 
 def hot_set_of(model: nn.Module) -> HotSet | None:
     """Returns the hot rows of a sharded model; None if it has none."""
-    parts = [part for _, part in fused_parts(model)]
-    rows = {table.name: table.rows for part in parts for table in part.layout.tables}
-    ids = {name: hot.numpy() for part in parts for name, hot in part.hot_ids().items()}
+    modules = [fused for _, fused in fused_tables_of(model)]
+    rows = {table.name: table.rows for fused in modules for table in fused.layout.tables}
+    ids = {name: hot.numpy() for fused in modules for name, hot in fused.hot_ids().items()}
     return HotSet(rows, ids) if ids else None
 
 

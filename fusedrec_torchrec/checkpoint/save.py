@@ -18,7 +18,7 @@ from fusedrec_torchrec.checkpoint.codec_state import codec_state
 from fusedrec_torchrec.checkpoint.load import CODEC_STATE, OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
-from fusedrec_torchrec.core.all_ranks import of_all_ranks, raise_together
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks, raise_on_all_ranks
 from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, write_plan
 
 __all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
@@ -68,7 +68,7 @@ def save_checkpoint(
             refused = f"{path} exists already; overwrite=True replaces it"
     except OSError as error:
         refused = f"{path} cannot be looked at: {error}"
-    raise_together(refused)
+    raise_on_all_ranks(refused)
     partial = partial_folder(path)
     problem = None
     try:
@@ -81,7 +81,7 @@ def save_checkpoint(
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         problem = f"checkpoint {path} could not be saved: {reason(error)}"
-    problems = [text for text in of_all_ranks(problem) if text is not None]
+    problems = [text for text in gather_from_all_ranks(problem) if text is not None]
     if problems:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -140,7 +140,8 @@ def write_checkpoint(
     if own_codec_state:
         state[CODEC_STATE] = {str(dist.get_rank()): own_codec_state}
     manifest = describe(model, state[WEIGHTS], step, WEIGHTS)
-    for tables in of_all_ranks(manifest.tables, process_group):  # whole tables are on their owners
+    # Tables that are not divided are on their owners only.
+    for tables in gather_from_all_ranks(manifest.tables, process_group):
         manifest.tables.update(tables)
     problem = None
     if dist.get_rank() == 0:
@@ -148,7 +149,7 @@ def write_checkpoint(
             manifest = _begin(folder, model, manifest, planned, dict(files or {}))
         except Exception as error:  # whatever it is, other ranks must hear of it
             problem = str(error) or type(error).__name__
-    raise_together(problem, process_group)
+    raise_on_all_ranks(problem, process_group)
     writer = CheckedWriter(folder, manifest)
     if asynchronous:
         future = async_save(

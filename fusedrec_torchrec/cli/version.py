@@ -48,7 +48,7 @@ def _capabilities() -> list[tuple[str, str]]:
 
     import fusedrec_torchrec  # noqa: F401  (loads FBGEMM's operators)
     from fusedrec_torchrec.core import native
-    from fusedrec_torchrec.exchange.lookup import kernels_of
+    from fusedrec_torchrec.exchange.buckets import kernels_of
 
     backends = {
         "gloo": dist.is_gloo_available(),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.core.all_ranks import listed_ranks, of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks, listed_ranks
 from fusedrec_torchrec.core.lost_rank import wait
 
 __all__ = ["Facts", "check_same_on_all_ranks", "facts_of"]
@@ -126,7 +126,7 @@ def check_same_on_all_ranks(
     if len(set(_hashes(facts, pg, device))) == 1:
         return
     shown = {name: _shown(text) for name, text in facts.items()}
-    raise ValueError(_difference(what, of_all_ranks(shown, pg)))
+    raise ValueError(_difference(what, gather_from_all_ranks(shown, pg)))
 
 
 def _hashes(

@@ -15,8 +15,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.exchange.buckets import Bucket
 from fusedrec_torchrec.exchange.dedup import Grouping
-from fusedrec_torchrec.exchange.layout import Bucket
 
 __all__ = ["Bags", "pooled_bags", "sequence_bags"]
 

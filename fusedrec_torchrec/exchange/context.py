@@ -11,7 +11,7 @@ from torchrec.distributed.sharding.sequence_sharding import SequenceShardingCont
 from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.exchange.bags import Bags
-from fusedrec_torchrec.hot.batch import HotBatch
+from fusedrec_torchrec.exchange.replication import BatchReplicas
 
 __all__ = ["FusedShardingContext", "ReceivedRows"]
 
@@ -25,9 +25,9 @@ class FusedShardingContext(SequenceShardingContext):
         weights_N: weights of the ids in the order of the batch, or None.
         ids_per_bucket: how many of the ids belong to each bucket.
         counts_out: [owner][bucket] rows this rank asked for; of the replicas last, if there are
-            hot rows.
+            rows are replicated.
         counts_in: [requester][bucket] rows this rank was asked for.
-        hot: what becomes of the batch's hot rows; None if no rows are.
+        replicas: what takes care of the batch's replicated rows; None if no rows are.
     """
 
     bags: list[Bags] = field(default_factory=list)
@@ -35,7 +35,7 @@ class FusedShardingContext(SequenceShardingContext):
     ids_per_bucket: list[int] = field(default_factory=list)
     counts_out: list[list[int]] = field(default_factory=list)
     counts_in: list[list[int]] = field(default_factory=list)
-    hot: HotBatch | None = None
+    replicas: BatchReplicas | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
@@ -43,8 +43,8 @@ class FusedShardingContext(SequenceShardingContext):
             bags.record_stream(stream)
         if self.weights_N is not None:
             self.weights_N.record_stream(stream)
-        if self.hot is not None:
-            self.hot.record_stream(stream)
+        if self.replicas is not None:
+            self.replicas.record_stream(stream)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ReceivedRows(Multistreamable):
 
     rows_R: torch.Tensor
     counts_in: list[list[int]]
-    hot: HotBatch | None = None
+    replicas: BatchReplicas | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.rows_R.record_stream(stream)

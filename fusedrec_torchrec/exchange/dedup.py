@@ -5,8 +5,8 @@ sorted and neighbours compared; the order of the sort then also tells which ids 
 and backward needs no sort of its own.  On CUDA shapes are static: the number of unique keys never
 comes to the host, and the tail of ``keys_U`` is padded with a key above all others.
 
-Keys of hot rows become keys of the replica here, where there are fewest of them: after the hash
-table has numbered them, or before the sort.
+Keys of replicated rows become keys of the replica here, where there are fewest of them: after the
+hash table has numbered them, or before the sort.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.hot.index import HotIndex
+from fusedrec_torchrec.exchange.replication import ReplicaIndex
 
 __all__ = ["Dedup", "Grouping", "Unique"]
 
@@ -61,22 +61,22 @@ class Dedup:
         self._part_starts_P1 = part_starts_P1
         self._native = native.available_on(part_starts_P1.device)
 
-    def __call__(self, keys_N: torch.Tensor, hot: HotIndex | None = None) -> Unique:
+    def __call__(self, keys_N: torch.Tensor, index: ReplicaIndex | None = None) -> Unique:
         if self._native:
-            return self.by_hash(keys_N, hot)
-        return self.by_sort(keys_N, static_shape=keys_N.device.type != "cpu", hot=hot)
+            return self.by_hash(keys_N, index)
+        return self.by_sort(keys_N, static_shape=keys_N.device.type != "cpu", index=index)
 
-    def by_hash(self, keys_N: torch.Tensor, hot: HotIndex | None = None) -> Unique:
+    def by_hash(self, keys_N: torch.Tensor, index: ReplicaIndex | None = None) -> Unique:
         """Keys of a part come in the order of their first occurrence."""
-        table = None if hot is None else hot.table
+        table = None if index is None else index.table
         return Unique(*torch.ops.fusedrec.dedup(keys_N, self._part_starts_P1, table))
 
     def by_sort(
-        self, keys_N: torch.Tensor, static_shape: bool = False, hot: HotIndex | None = None
+        self, keys_N: torch.Tensor, static_shape: bool = False, index: ReplicaIndex | None = None
     ) -> Unique:
         """Keys come in ascending order."""
-        if hot is not None:
-            keys_N = hot.replace(keys_N)
+        if index is not None:
+            keys_N = index.replace(keys_N)
         sorted_N, order_N = torch.sort(keys_N, stable=True)
         if static_shape:
             keys_U, rank_N, ids_U = self._neighbours(sorted_N)

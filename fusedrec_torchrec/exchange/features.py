@@ -29,6 +29,7 @@ class CanonicalFeatures:
         known: features of all modules that share batches with this one; others are extra.
         refuse_extra: whether an extra feature is an error.
         weighted: whether ids carry weights; if not, weights of a batch are dropped.
+        needs_weights: whether the batch must bring them, and nothing else provides them.
         beside_stock: whether the module has stock tables, too.
         device: where batches must be.
     """
@@ -39,13 +40,14 @@ class CanonicalFeatures:
         known: set[str],
         refuse_extra: bool,
         weighted: bool,
+        needs_weights: bool,
         beside_stock: bool,
         device: torch.device,
     ) -> None:
         self.names = list(names)
         self._known = known
         self._refuse_extra = refuse_extra
-        self._needs_weights = weighted
+        self._needs_weights = needs_weights
         self._drops_weights = not weighted
         self._beside_stock = beside_stock
         self._device = device
@@ -55,12 +57,8 @@ class CanonicalFeatures:
         self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
         self._last_was_variable: bool | None = None
 
-    def ignore_weights(self) -> None:
-        """Batches need no weights from now on, because something else provides them."""
-        self._needs_weights = False
-
     def __call__(self, features: KeyedJaggedTensor | TensorDict) -> KeyedJaggedTensor:
-        """The batch in canonical form.
+        """Returns the batch in canonical form.
 
         Raises:
             ValueError: naming the feature, what is wrong and what is expected.
@@ -97,7 +95,7 @@ class CanonicalFeatures:
         return canonical
 
     def stand_in(self, features: object) -> KeyedJaggedTensor:
-        """An empty batch that takes the place of a bad one, so that collectives still match."""
+        """Returns an empty batch in the place of a bad one, so that collectives still match."""
         slots = len(self.names)
         variable = self._last_was_variable  # what the other ranks' batches look like, most likely
         if variable is None and isinstance(features, KeyedJaggedTensor):

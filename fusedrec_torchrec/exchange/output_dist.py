@@ -22,7 +22,7 @@ from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
-from fusedrec_torchrec.hot.batch import HotBatch
+from fusedrec_torchrec.exchange.replication import BatchReplicas
 
 __all__ = ["FusedOutputDist"]
 
@@ -30,7 +30,8 @@ __all__ = ["FusedOutputDist"]
 class _RowExchange:
     """One batch's all-to-all of rows and, backward, of gradients.
 
-    Hot rows join the received ones at the end of the buffer, and their gradients leave from there.
+    Replicated rows join the received ones at the end of the buffer, and their gradients leave from
+    there.
 
     Args:
         pg: the process group.
@@ -58,8 +59,8 @@ class _RowExchange:
         received = elements(context.counts_out)
         self._sent = elements(context.counts_in)
         self._received = received[: pg.size()]
-        self._hot_elements = sum(received[pg.size() :])
-        self._hot: HotBatch | None = context.hot
+        self._replica_elements = sum(received[pg.size() :])
+        self._replicas: BatchReplicas | None = context.replicas
         self._wires = wires
         self._work: dist.Work | None = None
         self._result: torch.Tensor | None = None
@@ -83,7 +84,7 @@ class _RowExchange:
     def send_rows(self, flat: torch.Tensor, training: bool) -> torch.Tensor:
         rows = sum(self._received)
         result = self._buffers.take(
-            "received rows", (rows + self._hot_elements,), flat.dtype, flat.device
+            "received rows", (rows + self._replica_elements,), flat.dtype, flat.device
         )
         with stage("rows"):
             if self._wires is None:
@@ -91,8 +92,8 @@ class _RowExchange:
             elif self._talks:
                 encoded, self._entries_sent = self._wires[0].encode(flat, self._counts_in, training)
                 self._start_bytes(self._wires[0], encoded, self._counts_out, self._counts_in)
-        if self._hot is not None:
-            self._hot.look_up(result[rows:])
+        if self._replicas is not None:
+            self._replicas.look_up(result[rows:])
         self._result = result
         return result
 
@@ -114,14 +115,14 @@ class _RowExchange:
                     flat[:rows], self._counts_out, True, self._entries_received
                 )
                 self._start_bytes(self._wires[1], encoded, self._counts_in, self._counts_out)
-        if self._hot is not None:
-            self._hot.send_gradients(flat[rows:])
+        if self._replicas is not None:
+            self._replicas.send_gradients(flat[rows:])
         self._result = result
 
     @property
     def _talks(self) -> bool:
         """Whether any rank needs rows of another; all ranks know."""
-        return self._hot is None or self._hot.needs_owners
+        return self._replicas is None or self._replicas.needs_owners
 
     def _start_bytes(
         self,

@@ -4,7 +4,7 @@ Unique keys come part by part, in the order (bucket, owner).  The rows that come
 the same order; on the wire they go in the order (owner, bucket).  That is a permutation of whole
 parts, so each key moves by an offset that only depends on its part.
 
-The keys of hot rows go nowhere: their part has its place among the others, but no message.
+The keys of replicated rows go nowhere: their part has its place among the others, but no message.
 
 Shape suffixes as in ``layout``; N ids, U unique keys.
 """
@@ -94,8 +94,8 @@ class Route:
 
         Args:
             starts_KW: place of the first key of each part.
-            behind: place of hot rows and of everything behind the last unique key; no key goes
-                beyond it.
+            behind: place of replicated rows and of everything behind the last unique key; no key
+                goes beyond it.
         """
         counts_P = self.counts_KO.reshape(-1)
         replicas = self.counts_KO.size(1) - self._ranks

@@ -11,8 +11,8 @@ from torchrec.modules.utils import SequenceVBEContext
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange.bags import sequence_bags
+from fusedrec_torchrec.exchange.buckets import Bucket
 from fusedrec_torchrec.exchange.context import FusedShardingContext
-from fusedrec_torchrec.exchange.layout import Bucket
 
 __all__ = ["expand_sequences"]
 

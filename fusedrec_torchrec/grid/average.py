@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait, waiting
-from fusedrec_torchrec.exchange.input_dist import Capacity
+from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.tables import Block
 from fusedrec_torchrec.grid.touched import distinct

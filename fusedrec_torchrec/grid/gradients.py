@@ -1,9 +1,9 @@
 """One update for the replicas of a row: with the gradients of all groups.
 
 So 2D training is training without groups; what differs is who sends what to whom.  The replicas of
-a shard are to each other what hot rows are on the ranks of a group, so their gradients
-travel in the same way (``hot.sync``): sent in backward, awaited before the next lookup, by touched
-rows or by an all-reduce over all rows, whatever is fewer bytes.
+a shard are to each other what hot rows are on the ranks of a group, so their gradients travel in
+the same way (``replicas.sync``): sent in backward, awaited before the next lookup, by touched rows
+or by an all-reduce over all rows, whatever is fewer bytes.
 """
 
 import logging
@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.transfer import to_device
-from fusedrec_torchrec.exchange.lookup import BucketKernel
-from fusedrec_torchrec.replicas.replica import Replica, Settings
+from fusedrec_torchrec.exchange.replication import Replication
+from fusedrec_torchrec.replicas.replica import Replica, Settings, check_replicable
 from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["SharedUpdates"]
@@ -34,7 +35,7 @@ class WholeTable(Replica):
 
     def __init__(self, kernel: BucketKernel) -> None:
         rows = sum(spec[0] for spec in kernel.table.embedding_specs)
-        self._begin(kernel, kernel.table, rows)
+        super().__init__(kernel, kernel.table, rows)
 
     def update(self, slots: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
         """One step of the optimizer, with its settings as of the backward pass.
@@ -67,7 +68,7 @@ class _Lookup:
     work: dist.Work | None
 
 
-class SharedUpdates:
+class SharedUpdates(Replication):
     """Lookups of a module's fused tables whose gradients are shared with the other groups.
 
     Args:
@@ -84,6 +85,8 @@ class SharedUpdates:
         duplicates: bool,
         codec: CodecOptions | None = None,
     ) -> None:
+        for kernel in kernels:
+            check_replicable(kernel, "sync is 'gradients'")
         self._pg = pg
         self._kernels = kernels
         self._duplicates = duplicates
@@ -92,11 +95,19 @@ class SharedUpdates:
         device = self._replicas[0].tensors[0].device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for kernel in kernels:
-            kernel.optimizer.before_state = self.finish
+            kernel.optimizer.register_state_hook(self.finish)
+
+    name = "grid"
 
     def finish(self) -> None:
         """Updates the tables with the last step's gradients; without a word to others."""
         self._sync.finish()
+
+    def flush(self) -> None:
+        self.finish()
+
+    def purge(self) -> None:
+        self.finish()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Of this rank's codecs: thresholds, and what is left of the gradients of its shards."""

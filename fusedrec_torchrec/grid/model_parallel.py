@@ -21,7 +21,6 @@ from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.types import (
     DMPCollectionContext,
     ModuleSharder,
-    ShardingEnv2D,
     ShardingPlan,
     ShardingType,
 )
@@ -33,8 +32,10 @@ from fusedrec_torchrec.compat.momentum_scale import (
     scale_lookups,
 )
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.grid.env import GridShardingEnv
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.sync import replicas_of
+from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
@@ -102,9 +103,6 @@ class GridModelParallel(DMPCollection):
                 f"{plan.sharding_group_size} ranks"
             )
         if plan is None:
-            # The planner knows groups, too: it imports this package.
-            from fusedrec_torchrec.planner.planner import FusedShardingPlanner
-
             topology = Topology(
                 world_size=size, local_world_size=ranks_per_host, compute_device=device.type
             )
@@ -113,7 +111,8 @@ class GridModelParallel(DMPCollection):
         _check_plan(plan, grid)
         self._groups = Groups.create(grid, device)
         placed = self._groups.place(plan)
-        env = ShardingEnv2D(
+        env = GridShardingEnv(
+            grid,
             global_pg=everyone,
             sharding_pg=self._groups.sharding_pg,
             replica_pg=self._groups.replica_pg,

@@ -5,7 +5,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.grid.average import Average, Syncs
@@ -13,7 +12,6 @@ from fusedrec_torchrec.grid.gradients import SharedUpdates
 from fusedrec_torchrec.grid.groups import Groups
 from fusedrec_torchrec.grid.tables import TableRows, fbgemm_tables
 from fusedrec_torchrec.grid.touched import TouchedRows
-from fusedrec_torchrec.replicas.replica import check_replicable
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 
 __all__ = ["Replicas", "replicas_of"]
@@ -22,7 +20,7 @@ __all__ = ["Replicas", "replicas_of"]
 def replicas_of(model: nn.Module, groups: Groups, options: GridOptions) -> "Replicas":
     """The sync that a user has chosen, of all tables of a model."""
     if options.sync == "gradients":
-        return SharedGradients(model, groups, options.codec)
+        return SharedGradients(model, groups)
     return AveragedWeights(model, groups, options)
 
 
@@ -58,17 +56,14 @@ class Replicas:
 class SharedGradients(Replicas):
     """Replicas that are equal at all times: updates are made with the gradients of all groups."""
 
-    def __init__(self, model: nn.Module, groups: Groups, codec: CodecOptions | None = None) -> None:
-        self._updates = []
-        for lookup in lookups_of(model):
-            if not isinstance(lookup, FusedLookup):
-                continue
-            for kernel in lookup.kernels:
-                check_replicable(kernel, "sync is 'gradients'")
-            duplicates = groups.sharding_pg.size() > 1
-            updates = SharedUpdates(groups.replica_pg, lookup.kernels, duplicates, codec)
-            lookup.shared = updates
-            self._updates.append(updates)
+    def __init__(self, model: nn.Module, groups: Groups) -> None:
+        lookups = [lookup for lookup in lookups_of(model) if isinstance(lookup, FusedLookup)]
+        self._updates = [
+            part
+            for lookup in lookups
+            for part in lookup.replication.parts
+            if isinstance(part, SharedUpdates)
+        ]
         tables = [TableRows(table, 0, True) for table in fbgemm_tables(model)]
         begin_equal(groups.replica_pg, tables)
 

@@ -10,8 +10,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
+from fusedrec_torchrec.compat.bucket_table import BucketTable
 from fusedrec_torchrec.compat.lookups import lookups_of
-from fusedrec_torchrec.exchange.lookup import BucketTable
 
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
 

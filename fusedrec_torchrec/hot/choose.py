@@ -5,17 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.exchange.buckets import BucketedTables
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
-from fusedrec_torchrec.exchange.lookup import BucketKernel
 from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
-from fusedrec_torchrec.replicas.replica import check_replicable, tensors_of
 
 __all__ = ["Chosen", "check_counts", "checked_ids", "choose"]
 
@@ -47,32 +45,26 @@ class Chosen:
         return filled
 
 
-def choose(
-    rules: Mapping[str, HotRule],
-    options: HotOptions,
-    layout: ExchangeLayout,
-    kernels: Sequence[BucketKernel],
-) -> Chosen | None:
-    """The hot rows of a module's fused tables; None if there are no rules.
+def choose(options: HotOptions, tables: BucketedTables) -> Chosen | None:
+    """Returns the hot rows of a module's fused tables; None if there are no rules.
 
     Args:
-        rules: for single tables.
-        options: the user's settings, also for all other tables together.
-        layout: of the tables.
-        kernels: of the buckets.
+        options: rules for single tables of the module and for all others together.
+        tables: of the module.
 
     Raises:
         ValueError: what is wrong with which rule.
     """
+    rules = options.tables
     if not rules and options.rule is None and options.hot_set is None:
         return None
     if options.hot_set is not None:
         hot_set = HotSet.load(options.hot_set)
-        hot_set.check({table.name: table.rows for table in layout.tables})
+        hot_set.check({table.name: table.rows for table in tables.tables})
         given = {name: HotRule(ids=ids.tolist()) for name, ids in hot_set.ids.items()}
-        names = {table.name for table in layout.tables}
+        names = {table.name for table in tables.tables}
         rules = {**{n: rule for n, rule in given.items() if n in names}, **rules}
-    return _Choice(rules, options, layout, kernels).choose()
+    return _Choice(rules, options, tables).choose()
 
 
 class _Choice:
@@ -80,34 +72,23 @@ class _Choice:
         self,
         rules: Mapping[str, HotRule],
         options: HotOptions,
-        layout: ExchangeLayout,
-        kernels: Sequence[BucketKernel],
+        tables: BucketedTables,
     ) -> None:
         self._rules = rules
         self._options = options
-        self._layout = layout
-        self._numbers = {table.name: t for t, table in enumerate(layout.tables)}
+        self._tables = tables
+        self._numbers = {table.name: t for t, table in enumerate(tables.tables)}
         self._bucket_of = [
-            k for k, b in enumerate(layout.buckets) for _ in range(b.first_table, b.end_table)
+            k for k, b in enumerate(tables.buckets) for _ in range(b.first_table, b.end_table)
         ]
-        for kernel, bucket in zip(kernels, layout.buckets, strict=True):
-            table = layout.tables[bucket.first_table].name
-            check_replicable(kernel, f"hot rows of table {table!r}")
-        # Of a row on a rank, weights and optimizer state.
-        self._row_bytes = [
-            sum(tensor.size(1) * tensor.element_size() for tensor in tensors_of(kernel.table))
-            for kernel in kernels
-        ]
-        self._wire_bytes = [
-            bucket.dim * SparseType.from_int(kernel.table.output_dtype).as_dtype().itemsize
-            for kernel, bucket in zip(kernels, layout.buckets, strict=True)
-        ]
+        self._row_bytes = [bucket.row_bytes for bucket in tables.buckets]
+        self._wire_bytes = [bucket.wire_bytes for bucket in tables.buckets]
         self._profile: AccessProfile | None = None
         if options.profile is not None:
             self._profile = AccessProfile.load(options.profile)
-            self._profile.check({table.name: table.rows for table in layout.tables})
-        self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64) for _ in layout.tables]
-        self._room = [0] * len(layout.buckets)
+            self._profile.check({table.name: table.rows for table in tables.tables})
+        self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64) for _ in tables.tables]
+        self._room = [0] * len(tables.buckets)
 
     def choose(self) -> Chosen:
         for name, rule in self._rules.items():
@@ -117,11 +98,11 @@ class _Choice:
             self._apply(self._options.rule, others, "hot rows")
         sizes = [
             sum(len(self._ids[t]) for t in range(b.first_table, b.end_table))
-            for b in self._layout.buckets
+            for b in self._tables.buckets
         ]
         most = [
-            sum(table.rows for table in self._layout.tables[b.first_table : b.end_table])
-            for b in self._layout.buckets
+            sum(table.rows for table in self._tables.tables[b.first_table : b.end_table])
+            for b in self._tables.buckets
         ]
         capacity = [
             max(size, min(room, rows) if self._options.adapt is not None else 0)
@@ -134,7 +115,7 @@ class _Choice:
             return
         if rule.ids is not None:
             (t,) = tables
-            self._ids[t] = checked_ids(rule.ids, self._layout.tables[t].rows, where)
+            self._ids[t] = checked_ids(rule.ids, self._tables.tables[t].rows, where)
             self._room[self._bucket_of[t]] += len(self._ids[t])
             return
         if rule.memory is not None:
@@ -148,7 +129,7 @@ class _Choice:
             self._reserve(rule, tables, where)
             return
         places_R, ids_R, counts_R = self._profile.ranking(
-            [self._layout.tables[t].name for t in tables]
+            [self._tables.tables[t].name for t in tables]
         )
         tables_R = np.array(tables)[places_R]
         bytes_R = np.array(self._row_bytes)[np.array(self._bucket_of)[tables_R]]
@@ -174,7 +155,7 @@ class _Choice:
         features: dict[int, int] = {}
         for t in tables:
             k = self._bucket_of[t]
-            features[k] = features.get(k, 0) + len(self._layout.tables[t].features)
+            features[k] = features.get(k, 0) + len(self._tables.tables[t].features)
         taken = {
             k: sum(len(self._ids[t]) for t in tables if self._bucket_of[t] == k) for k in features
         }
@@ -197,13 +178,13 @@ class _Choice:
         counts_R: NDArray[np.int64],
     ) -> int:
         """How many of the rows the cost model would replicate."""
-        layout, options = self._layout, self._options
+        module, options = self._tables, self._options
         owners = np.empty(len(ids_R), dtype=np.int64)
         for t in tables:
             own = tables_R == t
-            owners[own] = np.searchsorted(layout.tables[t].row_starts[1:-1], ids_R[own], "right")
+            owners[own] = np.searchsorted(module.tables[t].row_starts[1:-1], ids_R[own], "right")
         samples = max(profile.samples, 1)
-        per_table = np.array([profile.accesses[layout.tables[t].name] for t in tables]) / samples
+        per_table = np.array([profile.accesses[module.tables[t].name] for t in tables]) / samples
         wire = np.array(self._wire_bytes)[np.array(self._bucket_of)]
         listed = np.array([counts_R[tables_R == t].sum() for t in tables]) / samples
         # Rows that the profile does not list are rare: each access is another row.
@@ -218,7 +199,7 @@ class _Choice:
                 rest_requests=float(rest.sum()),
                 rest_bytes=float((rest * wire[tables]).sum() / max(rest.sum(), 1e-9)),
             ),
-            layout.world_size,
+            module.world_size,
             options.cost,
             options.sync_every,
             options.hot_batches,

@@ -9,8 +9,7 @@ not the replica, until the replicas have been loaded from the homes.
 
 import torch
 
-from fusedrec_torchrec.exchange.lookup import BucketKernel
-from fusedrec_torchrec.replicas.replica import tensors_of
+from fusedrec_torchrec.compat.bucket_table import BucketKernel
 
 __all__ = ["Home"]
 
@@ -29,7 +28,7 @@ class Home:
 
     def __init__(self, kernel: BucketKernel, slots: torch.Tensor, rows: torch.Tensor) -> None:
         self._table = kernel.table
-        self._tensors = tensors_of(kernel.table)
+        self._tensors = kernel.table.row_tensors()
         self.slots, self.rows = slots, rows
         self.all_foreign()
         self._written: list[torch.Tensor] | None = None

@@ -27,13 +27,16 @@ class HotIndex:
     def __init__(
         self, layout: ExchangeLayout, home_keys: Sequence[torch.Tensor], version: int = 0
     ) -> None:
-        assert layout.hot_capacity is not None
+        assert layout.replica_capacity is not None
         self.home_keys = [keys_H.cpu().long() for keys_H in home_keys]
         self.version = version
         starts_P1, owners = layout.part_starts_P1.tolist(), layout.owners
         keys, replicas = [], []
         for k, keys_H in enumerate(self.home_keys):
-            assert keys_H.numel() == layout.hot_capacity[k], (keys_H.numel(), layout.hot_capacity)
+            assert keys_H.numel() == layout.replica_capacity[k], (
+                keys_H.numel(),
+                layout.replica_capacity,
+            )
             slots = (keys_H != EMPTY).nonzero().flatten()
             keys.append(keys_H[slots])
             replicas.append(slots + starts_P1[k * owners + layout.world_size])

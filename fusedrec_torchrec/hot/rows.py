@@ -2,22 +2,24 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from fusedrec_torchrec.compat.bucket_table import BucketKernel
+from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
-from fusedrec_torchrec.exchange.lookup import BucketKernel
+from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.exchange.replication import BatchReplicas, Replication
 from fusedrec_torchrec.hot.adapt import Adaptation
-from fusedrec_torchrec.hot.batch import HotBatch
 from fusedrec_torchrec.hot.home import Home
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.hot.share import share
-from fusedrec_torchrec.replicas.replica import Replica
+from fusedrec_torchrec.replicas.replica import Replica, check_replicable
 from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["HotRows", "Used", "hot_rows_of", "reconcile"]
@@ -36,7 +38,7 @@ class Used:
     hot: int = 0
 
 
-class HotRows:
+class HotRows(Replication):
     """Hot rows on this rank.
 
     Neither a module nor a parameter, so that nobody else synchronises or saves the replicas.
@@ -57,16 +59,18 @@ class HotRows:
         index: HotIndex,
         options: HotOptions,
     ) -> None:
-        assert layout.hot_capacity is not None
+        assert layout.replica_capacity is not None
+        for kernel, bucket in zip(kernels, layout.buckets, strict=True):
+            table = layout.tables[bucket.first_table].name
+            check_replicable(kernel, f"hot rows of table {table!r}")
         self._pg = pg
         self._layout = layout
         self._kernels = kernels
         self.options = options
-        self.index = index
-        """That the next batch is routed by."""
+        self.index: HotIndex = index
         self._replicas = [
-            Replica(kernel, capacity)
-            for kernel, capacity in zip(kernels, layout.hot_capacity, strict=True)
+            Replica.empty(kernel, capacity)
+            for kernel, capacity in zip(kernels, layout.replica_capacity, strict=True)
         ]
         self._adaptation = None if options.adapt is None else Adaptation(pg, layout, options.adapt)
         self.used = Used()
@@ -76,7 +80,13 @@ class HotRows:
         self._loads = 0
         self._homes = self._homes_of(index)
         for kernel in kernels:
-            kernel.optimizer.before_state = self.flush
+            kernel.optimizer.register_state_hook(self.flush)
+
+    name = "hot"
+
+    @property
+    def asks_first(self) -> bool:  # type: ignore[override]
+        return self.options.hot_batches
 
     @property
     def bytes(self) -> int:
@@ -85,11 +95,10 @@ class HotRows:
 
     # ------------------------------------------------------------ a batch
 
-    def batch(self) -> HotBatch:
-        """For a batch that is about to be routed."""
+    def batch(self) -> "HotBatch":
         return HotBatch(self, self.index.version, self._loads)
 
-    def enter(self, batch: HotBatch) -> None:
+    def enter(self, batch: "HotBatch") -> None:
         """Makes replicas and homes those that the batch was routed by.
 
         Collective where there is something to do, which all ranks know.
@@ -103,7 +112,8 @@ class HotRows:
                 self._reload()
         assert self._current.version == batch.version, "batches are looked up in order"
 
-    def look_up(self, batch: HotBatch, out: torch.Tensor) -> None:
+    def look_up_batch(self, batch: "HotBatch", out: torch.Tensor) -> None:
+        """Writes the hot rows of a batch, bucket after bucket, into a flat buffer."""
         with stage("hot_rows"):
             self._sync.finish()
             sizes = [
@@ -115,7 +125,8 @@ class HotRows:
             ):
                 replica.look_up(slots, rows.view(-1, replica.dim))
 
-    def send_gradients(self, batch: HotBatch, flat: torch.Tensor) -> None:
+    def send_gradients(self, batch: "HotBatch", flat: torch.Tensor) -> None:
+        """Starts the sync of the gradients of a batch's hot rows."""
         if batch.version != self._current.version:
             raise RuntimeError(
                 "the hot set changed between a batch's forward and its backward: with "
@@ -135,11 +146,10 @@ class HotRows:
     # ------------------------------------------------------------ checkpoints
 
     def is_stale(self) -> bool:
-        """Whether this rank's homes know better than the replicas."""
         return any(home.any_foreign() for home in self._homes)
 
     def flush(self) -> None:
-        """Brings the tables up to date; on this rank alone, without a word to the others."""
+        """Brings the tables up to date, on this rank alone, without a word to the others."""
         self._sync.finish()
         self._write_homes()
         for home in self._homes:
@@ -276,10 +286,61 @@ class HotRows:
         return homes
 
 
+@dataclass
+class HotBatch(BatchReplicas):
+    """The hot rows of one batch, from input dist to backward.
+
+    Attributes:
+        rows: the hot rows of the module.
+        version: the hot set that the batch was routed by.
+        loads: how often the replicas had been loaded from their homes when it was routed.
+        slots: of each bucket, the slots of the replica that the batch uses, each once.
+        counts: [rank][bucket] how many slots each rank uses; all ranks know it.
+        stale: whether some rank's replicas are older than their homes; all ranks know it.
+        needs_owners: whether any rank's batch has rows that are not hot; all ranks know it.
+    """
+
+    rows: HotRows
+    version: int
+    loads: int
+    slots: list[torch.Tensor] = field(default_factory=list)
+    counts: list[list[int]] = field(default_factory=list)
+    stale: bool = False
+    needs_owners: bool = True
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for slots in self.slots:
+            slots.record_stream(stream)
+
+    def routed(
+        self,
+        slots: list[torch.Tensor],
+        counts: list[list[int]],
+        stale: bool,
+        rows: int,
+        needs_owners: bool,
+    ) -> None:
+        self.slots, self.counts, self.stale = slots, counts, stale
+        self.needs_owners = needs_owners
+        self.rows.used.rows += rows
+        self.rows.used.hot += sum(each.numel() for each in slots)
+
+    def enter(self) -> None:
+        self.rows.enter(self)
+
+    def look_up(self, out: torch.Tensor) -> None:
+        self.rows.look_up_batch(self, out)
+
+    def send_gradients(self, flat: torch.Tensor) -> None:
+        self.rows.send_gradients(self, flat)
+
+
 def hot_rows_of(model: nn.Module) -> list[HotRows]:
-    """The hot rows of all modules of a sharded model."""
-    found = [getattr(getattr(module, "fused", None), "hot", None) for module in model.modules()]
-    return [hot for hot in found if isinstance(hot, HotRows)]
+    """Returns the hot rows of all modules of a sharded model."""
+    lookups = [lookup for lookup in lookups_of(model) if isinstance(lookup, FusedLookup)]
+    return [
+        part for lookup in lookups for part in lookup.replication.parts if isinstance(part, HotRows)
+    ]
 
 
 def reconcile(model: nn.Module) -> None:

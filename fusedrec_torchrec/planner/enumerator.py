@@ -13,7 +13,8 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
+from fusedrec_torchrec.compat.optimizers import optimizer_of, optimizers_of
+from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.planner.workload import TableWorkload
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 

@@ -22,7 +22,7 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
-from fusedrec_torchrec.exchange.lookup import optimizer_of
+from fusedrec_torchrec.compat.optimizers import optimizer_of
 from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID
 from fusedrec_torchrec.planner.enumerator import is_fused
 from fusedrec_torchrec.planner.workload import TableWorkload

@@ -22,12 +22,11 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
-from fusedrec_torchrec.exchange.lookup import optimizer_of
+from fusedrec_torchrec.compat.optimizers import REPLICABLE, optimizer_of
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import configs_of
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
 from fusedrec_torchrec.planner.search.decide import Decision
-from fusedrec_torchrec.replicas.replica import STATES as HOT_OPTIMIZERS
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
@@ -89,7 +88,7 @@ def table_loads(
                 state_bytes=sum(optimizer_bytes(optimizer, 1, dim)),
                 kind=f"{path} {weight.dtype} {optimizer}",
                 # FBGEMM rounds fp16 at random on CUDA unless it is told not to.
-                can_be_hot=optimizer in HOT_OPTIMIZERS and weight.element_size() == 4,
+                can_be_hot=optimizer in REPLICABLE and weight.element_size() == 4,
             )
     if profile is not None:
         profile.check({name: load.rows for name, load in loads.items()})

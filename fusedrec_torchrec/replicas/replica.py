@@ -1,40 +1,22 @@
-"""The hot rows of one bucket, as every rank holds them.
+"""Rows of one bucket that several ranks hold, and their update.
 
-They live in an FBGEMM table of their own, with the optimizer of the bucket's table.  So an update
-is FBGEMM's own arithmetic, and a row trained here is bit for bit the row trained at home.
+Hot rows live in an FBGEMM table of their own, with the optimizer of the bucket's table.  So an
+update is FBGEMM's own arithmetic, and a row trained here is bit for bit the row trained at home.
 """
 
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_embedding_configs import SparseType
 
-from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
-from fusedrec_torchrec.replicas.update import update_of
+from fusedrec_torchrec.compat.bucket_table import BucketKernel, BucketTable
+from fusedrec_torchrec.compat.optimizers import REPLICABLE
+from fusedrec_torchrec.compat.row_update import update_of
 
-__all__ = ["STATES", "Replica", "Settings", "check_replicable", "tensors_of"]
+__all__ = ["Replica", "Settings", "check_replicable"]
 
 # Learning rate and FBGEMM's other settings of an optimizer.
 Settings = tuple[float, Any]
-
-# Optimizers whose update of a row depends on nothing but the row, its state and its gradient, and
-# what FBGEMM calls their states.
-STATES: dict[EmbOptimType, tuple[str, ...]] = {
-    EmbOptimType.EXACT_SGD: (),
-    EmbOptimType.EXACT_ADAGRAD: ("momentum1",),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
-}
-
-
-def tensors_of(table: BucketTable) -> list[torch.Tensor]:
-    """Weights and optimizer state of all rows, [rows, columns] each; views that share memory."""
-    rows = max(sum(spec[0] for spec in table.embedding_specs), 1)
-    tensors = []
-    for name in ("weights", *STATES[table.optimizer]):
-        places = [getattr(table, f"{name}_{place}") for place in ("dev", "host", "uvm")]
-        (used,) = [flat for flat in places if flat.numel() >= rows]
-        tensors.append(used.detach().view(rows, -1))
-    return tensors
 
 
 def check_replicable(kernel: BucketKernel, where: str) -> None:
@@ -53,10 +35,10 @@ def check_replicable(kernel: BucketKernel, where: str) -> None:
             f"{where}: the table has requires_grad False, must have True: there are no gradients "
             "that replicas could share; without hot rows frozen tables are looked up like others"
         )
-    if table.optimizer not in STATES:
+    if table.optimizer not in REPLICABLE:
         raise ValueError(
             f"{where}: optimizer is {table.optimizer.value!r}, must be one of "
-            f"{[each.value for each in STATES]}"
+            f"{[optimizer.value for optimizer in REPLICABLE]}"
         )
     if hasattr(table, "prev_iter_physical_offsets"):
         raise ValueError(
@@ -76,29 +58,33 @@ def check_replicable(kernel: BucketKernel, where: str) -> None:
 
 
 class Replica:
-    """A bucket's hot rows on this rank.
+    """Rows of a bucket that this rank has in common with others.
 
     Args:
         kernel: the bucket.
-        capacity: number of slots.
+        table: holds the rows, with the bucket's optimizer.
+        capacity: number of rows.
 
     Attributes:
-        tensors: weights and optimizer state, [slots, columns] each; one row if there are no slots.
+        tensors: weights and optimizer state, [capacity, columns] each; one row if it is 0.
     """
 
-    def __init__(self, kernel: BucketKernel, capacity: int) -> None:
-        self._begin(kernel, kernel.sibling(capacity), capacity)
-        for tensor in self.tensors:
-            tensor.zero_()
-
-    def _begin(self, kernel: BucketKernel, table: BucketTable, capacity: int) -> None:
+    def __init__(self, kernel: BucketKernel, table: BucketTable, capacity: int) -> None:
         self.capacity = capacity
         self.kernel = kernel
         self._table = table
         self._update = update_of(table)
         self._settings: Settings | None = None
-        self.tensors = tensors_of(table)
+        self.tensors = table.row_tensors()
         self.dim = self.tensors[0].size(1)
+
+    @classmethod
+    def empty(cls, kernel: BucketKernel, capacity: int) -> "Replica":
+        """Makes a replica in a table of its own, all zero."""
+        replica = cls(kernel, kernel.sibling(capacity), capacity)
+        for tensor in replica.tensors:
+            tensor.zero_()
+        return replica
 
     @property
     def clips(self) -> bool:

@@ -6,6 +6,7 @@ over all ranks, with their ShardedTensor and DTensor metadata.
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,19 +24,23 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import Wire, build, build_backward
+from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.id_group import id_group
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
+from fusedrec_torchrec.exchange.buckets import BucketedTables, check_bucket, group_into_buckets
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
-from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
-from fusedrec_torchrec.exchange.lookup import FusedLookup, check_bucket
-from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.lookup import FusedLookup
 from fusedrec_torchrec.exchange.output_dist import FusedOutputDist
+from fusedrec_torchrec.exchange.replication import Replication
 from fusedrec_torchrec.hot.choose import Chosen, choose
 from fusedrec_torchrec.hot.index import HotIndex
-from fusedrec_torchrec.hot.options import HotOptions, HotRule
+from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.hot.rows import HotRows
+from fusedrec_torchrec.sharding.module_settings import codecs_of, settings_of
+from fusedrec_torchrec.sharding.replicated_env import ReplicatedEnv
 
 __all__ = ["FusedEmbeddingSharding"]
 
@@ -65,18 +70,16 @@ class FusedEmbeddingSharding(
     ) -> None:
         if env.process_group is None:
             raise ValueError("env.process_group is None, fused_row_wise needs a process group")
-        ranks, self._everyone = list(range(env.world_size)), None
+        ranks, everyone = list(range(env.world_size)), None
         if isinstance(env, ShardingEnv2D):
             ranks = torch.distributed.get_process_group_ranks(env.sharding_pg)
-            self._everyone = env.process_group
+            everyone = env.process_group
         for info in sharding_infos:
             check_row_ranges(info, ranks)
         super().__init__(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
         self._id_group = id_group(self._group(), self._device)
-        if self._everyone is not None:
-            self._everyone = id_group(self._everyone, self._device)
-        self.options = ExchangeOptions()
-        self.hot: HotRows | None = None
+        self._everyone = None if everyone is None else id_group(everyone, self._device)
+        self.settings = settings_of(sharding_infos)
         self._pooled = pooled
         self._weighted = pooled and any(i.embedding_config.is_weighted for i in sharding_infos)
         self._mean_tables = {
@@ -94,76 +97,34 @@ class FusedEmbeddingSharding(
         self._grouped_embedding_configs = self._grouped_embedding_configs_per_rank[self._rank]
         for config in self._grouped_embedding_configs:
             check_bucket(config, self._device)
-        self.layout = ExchangeLayout(self._grouped_embedding_configs_per_rank, self._device)
+        tables = BucketedTables(self._grouped_embedding_configs_per_rank)
+        self._hot = self._choose_hot_rows(tables)
+        self.layout = ExchangeLayout(
+            tables, self._device, None if self._hot is None else self._hot.capacity
+        )
         self.wires = self._wires(codecs)
 
-    def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
-        mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
-        return FusedInputDist(
-            self._id_group,
-            self.layout,
-            self.options,
-            mean_S if self._pooled else None,
-            self._weighted,
-            self.hot,
-            self._everyone,
+    @cached_property
+    def lookup(self) -> FusedLookup:
+        """The lookup of the tables on this rank, with what replicates their rows."""
+        return FusedLookup(
+            grouped_configs=self._grouped_embedding_configs,
+            pg=self._pg,
+            device=self._device,
+            frozen=self._frozen,
+            replicate=self._replicate,
         )
 
-    def replicate(
-        self,
-        rules: Mapping[str, HotRule],
-        options: HotOptions,
-        lookup: FusedLookup,
-    ) -> None:
-        """Makes rows hot, before the input dist is created.
-
-        Args:
-            rules: which rows of single tables are hot.
-            options: the user's settings, also for all tables together.
-            lookup: of this sharding.
-        """
-        chosen = self._choose_on_all_ranks(rules, options, lookup)
-        if chosen is None:
-            if options != HotOptions(tables=options.tables):
-                logger.warning(
-                    "hot: settings are given, but no rows: set rule, tables or hot_set, or "
-                    "hot_rows in the plan"
-                )
-            return
-        if self._everyone is not None:
-            raise ValueError(
-                "hot rows are not supported with 2D parallelism: their current values are in "
-                "replicas within a group, and groups sync the rows of the tables; remove the hot "
-                "rows, or use DistributedModelParallel"
-            )
-        layout = ExchangeLayout(
-            self._grouped_embedding_configs_per_rank, self._device, chosen.capacity
-        )
-        self.layout = layout
-        index = HotIndex(layout, chosen.home_keys(layout))
-        self.hot = lookup.hot = HotRows(self._group(), layout, lookup.kernels, index, options)
-
-    def _choose_on_all_ranks(
-        self, rules: Mapping[str, HotRule], options: HotOptions, lookup: FusedLookup
-    ) -> Chosen | None:
-        """The hot rows; every rank reads files of its own, so ranks compare what they chose."""
-        chosen, problem, facts = None, None, {}
-        try:
-            chosen = choose(rules, options, self.layout, lookup.kernels)
-        except (ValueError, OSError) as error:
-            problem = error
-            facts = facts_of("error", str(error))
-        if chosen is not None:
-            facts = facts_of("capacity of buckets", chosen.capacity)
-            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
-            facts |= facts_of("use of C++ operators", native.available_on(self._device))
-            for table, ids in zip(self.layout.tables, chosen.ids, strict=True):
-                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
-        if rules or options.rule is not None or options.hot_set is not None:
-            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
-        if problem is not None:
-            raise problem
-        return chosen
+    def _replicate(self, kernels: Sequence[BucketKernel]) -> list[Replication]:
+        """Makes what replicates rows of the tables."""
+        replications: list[Replication] = []
+        if self._hot is not None:
+            index = HotIndex(self.layout, self._hot.home_keys(self.layout))
+            hot = self.settings.hot
+            replications.append(HotRows(self._group(), self.layout, kernels, index, hot))
+        if isinstance(self._env, ReplicatedEnv):
+            replications.extend(self._env.replications(kernels))
+        return replications
 
     def create_lookup(
         self,
@@ -171,15 +132,60 @@ class FusedEmbeddingSharding(
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> FusedLookup:
-        return FusedLookup(
-            grouped_configs=self._grouped_embedding_configs,
-            pg=self._pg,
-            device=device or self._device,
-            frozen=self._frozen,
+        return self.lookup
+
+    def create_input_dist(self, device: torch.device | None = None) -> FusedInputDist:
+        mean_S = torch.tensor([table in self._mean_tables for _, table in self.layout.slot_names])
+        return FusedInputDist(
+            self._id_group,
+            self.layout,
+            self.settings.options,
+            mean_S if self._pooled else None,
+            self._weighted,
+            self.lookup.replication,
+            self._everyone,
         )
 
     def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:
         return FusedOutputDist(self._group(), self.layout, self.wires)
+
+    def _choose_hot_rows(self, tables: BucketedTables) -> Chosen | None:
+        """Returns the hot rows to begin with; None if nobody asks for any."""
+        hot = self.settings.hot
+        chosen = self._choose_on_all_ranks(tables, hot)
+        if chosen is None:
+            if hot != HotOptions():
+                logger.warning(
+                    "hot: settings are given, but no rows: set rule, tables or hot_set, or "
+                    "hot_rows in the plan"
+                )
+        elif self._everyone is not None:
+            raise ValueError(
+                "hot rows are not supported with 2D parallelism: their current values are in "
+                "replicas within a group, and groups sync the rows of the tables; remove the hot "
+                "rows, or use DistributedModelParallel"
+            )
+        return chosen
+
+    def _choose_on_all_ranks(self, tables: BucketedTables, hot: HotOptions) -> Chosen | None:
+        """Chooses hot rows; every rank reads files of its own, so ranks compare their choice."""
+        chosen, problem, facts = None, None, {}
+        try:
+            chosen = choose(hot, tables)
+        except (ValueError, OSError) as error:
+            problem = error
+            facts = facts_of("error", str(error))
+        if chosen is not None:
+            facts = facts_of("capacity of buckets", chosen.capacity)
+            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
+            facts |= facts_of("use of C++ operators", native.available_on(self._device))
+            for table, ids in zip(tables.tables, chosen.ids, strict=True):
+                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
+        if hot.tables or hot.rule is not None or hot.hot_set is not None:
+            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
+        if problem is not None:
+            raise problem
+        return chosen
 
     def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
         """Codecs of rows and of gradients; None if all travel as they are."""
@@ -200,14 +206,6 @@ class FusedEmbeddingSharding(
     def _group(self) -> torch.distributed.ProcessGroup:
         assert self._pg is not None
         return self._pg
-
-
-def codecs_of(info: EmbeddingShardingInfo) -> Any:
-    """Of a table; None if its rows travel as they are."""
-    codecs = getattr(info.param_sharding, "codecs", None)
-    if isinstance(codecs, Codecs) and codecs.are_exact:
-        return None
-    return codecs
 
 
 def check_output_type(config: GroupedEmbeddingConfig, codecs: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
 
+import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,18 +30,19 @@ from fusedrec_torchrec.compat.momentum_scale import (
     scale_lookups,
     without_scale,
 )
-from fusedrec_torchrec.exchange.lookup import kernels_of
+from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.sharding.module_settings import ProcessedFeatures, resolve_plan
 from fusedrec_torchrec.sharding.modules.agreement import check_agreement
 from fusedrec_torchrec.sharding.modules.checks import check_dense_sequences, check_frozen
 from fusedrec_torchrec.sharding.modules.embedding import FusedShardedEmbeddingCollection
 from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
 from fusedrec_torchrec.sharding.modules.feature_processed import (
     FusedShardedFeatureProcessedEmbeddingBagCollection,
+    processed_features_of,
 )
-from fusedrec_torchrec.sharding.modules.fused_part import KnownNames
-from fusedrec_torchrec.sharding.plan_entries import FusedParameterSharding
+from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 from fusedrec_torchrec.sharding.stock_planner import refuse_stock_planner
 
@@ -52,8 +54,8 @@ __all__ = [
 ]
 
 
-# Names of the modules of sharders that were made one by one.
-STANDALONE = KnownNames()
+# The modules of sharders that were made one by one.
+STANDALONE = ModuleSet()
 
 
 class _FusedTypeMixin:
@@ -79,13 +81,14 @@ class _FusedTableSharder(_FusedTypeMixin):
         *args: Any,
         options: ExchangeOptions | None = None,
         hot: HotOptions | None = None,
-        known: KnownNames | None = None,
+        modules: ModuleSet | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options or ExchangeOptions()
         self._hot = hot or HotOptions()
-        self._known = known or STANDALONE
+        self._modules = modules or STANDALONE
+        self._processed: ProcessedFeatures | None = None
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
@@ -119,26 +122,16 @@ class _FusedTableSharder(_FusedTypeMixin):
         check_agreement(module, configs, params, env, device, module_fqn, settings)
         check_frozen(module, params)
 
-    def _with_codecs(
+    def _resolve_plan(
         self, params: dict[str, ParameterSharding], pooled: bool
     ) -> dict[str, ParameterSharding]:
-        """The plan, with the codecs that this sharder's settings say."""
-        of_registry = codecs_of_registry(self.qcomm_codecs_registry, pooled)  # type: ignore[attr-defined]
-        resolved = dict(params)
-        for name, param in params.items():
-            if param.sharding_type != FUSED:
-                continue
-            planned = param.codecs if isinstance(param, FusedParameterSharding) else None
-            codecs = (
-                self._options.table_codecs.get(name)
-                or planned
-                or self._options.codecs
-                or of_registry
-            )
-            if codecs is not planned:
-                given = {each.name: getattr(param, each.name) for each in fields(param)}
-                resolved[name] = FusedParameterSharding(**given | {"codecs": codecs})
-        return resolved
+        """Returns the plan with all that this sharder's settings say."""
+        codecs = codecs_of_registry(self.qcomm_codecs_registry, pooled)  # type: ignore[attr-defined]
+        return resolve_plan(params, self._options, self._hot, codecs, self._processed)
+
+    def _check_names(self) -> None:
+        """Refuses settings that name tables which no module has."""
+        self._modules.check(self._options, self._hot)
 
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
@@ -148,8 +141,8 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
         options: settings of the fused exchange.
         hot: rows to replicate on every rank; those that the plan names, if None.
-        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
-            sharders of this process that were made without.
+        modules: those that share batches, see ``fused_sharders``; if None, those of all sharders
+            of this process that were made without.
     """
 
     def shard(
@@ -164,19 +157,24 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         self._check(module, configs, params, env, device, module_fqn)
         sharded = FusedShardedEmbeddingBagCollection(
             module,
-            self._with_codecs(params, pooled=True),
+            self._resolve_plan(params, pooled=True),
             env,
             self._resolved(module, env),
             device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
             sharded_module_order_overwrite=self._sharded_module_order_overwrite,
-            options=self._options,
-            hot=self._hot,
-            known=self._known,
+            modules=self._modules,
+            check_names=self._check_names,
         )
         scale_lookups(sharded)
         return sharded
+
+    def with_processors(self, processed: ProcessedFeatures) -> "FusedEmbeddingBagCollectionSharder":
+        """Returns the same sharder for a collection whose features are processed."""
+        sharder = copy.copy(self)
+        sharder._processed = processed
+        return sharder
 
     @property
     def sharded_module_type(self) -> type[FusedShardedEmbeddingBagCollection]:
@@ -192,8 +190,8 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
             deduplicate, on CPU too.
         options: settings of the fused exchange.
         hot: rows to replicate on every rank; those that the plan names, if None.
-        known: names of modules that share batches, see ``fused_sharders``; if None, those of all
-            sharders of this process that were made without.
+        modules: those that share batches, see ``fused_sharders``; if None, those of all sharders
+            of this process that were made without.
     """
 
     def shard(
@@ -212,16 +210,15 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         on_cuda = device is not None and device.type == "cuda"
         sharded = FusedShardedEmbeddingCollection(
             module,
-            self._with_codecs(params, pooled=False),
+            self._resolve_plan(params, pooled=False),
             env,
             self._resolved(module, env),
             device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             use_index_dedup=self._use_index_dedup and has_stock_tables and on_cuda,
             module_fqn=module_fqn,
-            options=self._options,
-            hot=self._hot,
-            known=self._known,
+            modules=self._modules,
+            check_names=self._check_names,
         )
         scale_lookups(sharded)
         return sharded
@@ -270,7 +267,7 @@ class FusedFeatureProcessedEmbeddingBagCollectionSharder(
         return FusedShardedFeatureProcessedEmbeddingBagCollection(
             module,
             params,
-            ebc_sharder=self._ebc_sharder,
+            ebc_sharder=self._ebc_sharder.with_processors(processed_features_of(module)),
             env=env,
             device=device or torch.device("cuda"),
             module_fqn=module_fqn,
@@ -300,14 +297,14 @@ def fused_sharders(
         options: settings of the fused exchange.
         hot: rows to replicate on every rank; those that the plan names, if None.
     """
-    known = KnownNames()
+    modules = ModuleSet()
     ebc = FusedEmbeddingBagCollectionSharder(
-        fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
+        fused_params, qcomm_codecs_registry, options=options, hot=hot, modules=modules
     )
     ours: Sequence[ModuleSharder[Any]] = (
         ebc,
         FusedEmbeddingCollectionSharder(
-            fused_params, qcomm_codecs_registry, options=options, hot=hot, known=known
+            fused_params, qcomm_codecs_registry, options=options, hot=hot, modules=modules
         ),
         FusedFeatureProcessedEmbeddingBagCollectionSharder(ebc, qcomm_codecs_registry),
     )

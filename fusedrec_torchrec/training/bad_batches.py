@@ -27,7 +27,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
-from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.max_abs import max_abs
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
@@ -141,7 +141,7 @@ class BadBatches:
 
     def _first_problem(self, own: str | None) -> tuple[int, str, int]:
         """Returns the first rank with a problem, its problem, and how many more have one."""
-        problems = of_all_ranks(own, self._group)
+        problems = gather_from_all_ranks(own, self._group)
         bad = [(rank, problem) for rank, problem in enumerate(problems) if problem is not None]
         return *bad[0], len(bad) - 1
 

@@ -30,7 +30,7 @@ from fusedrec_torchrec.checkpoint.save import (
     reason,
     write_checkpoint,
 )
-from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.core.folder_files import shown
 from fusedrec_torchrec.core.json_file import read_json
@@ -199,7 +199,7 @@ class Checkpointer:
             SaveError: it is not; on all ranks.
         """
         self._finish()
-        problems = [p for p in of_all_ranks(self._problem, self._group) if p is not None]
+        problems = [p for p in gather_from_all_ranks(self._problem, self._group) if p is not None]
         self._problem = None
         if not problems:
             return

@@ -23,7 +23,7 @@ from fusedrec_torchrec.core.config import to_mapping, to_yaml
 from fusedrec_torchrec.core.lost_rank import explained, waiting
 from fusedrec_torchrec.grid.model_parallel import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
-from fusedrec_torchrec.sharding.modules.fused_part import fused_parts
+from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 from fusedrec_torchrec.sharding.plan_file import write_plan
 from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
@@ -87,7 +87,9 @@ class Training:
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
         # Only fused tables hash: ids of others are rows, whatever the exchange's settings are.
-        hashed = {name for _, part in fused_parts(self.model) for name in part.hashed_tables()}
+        hashed = {
+            name for _, fused in fused_tables_of(self.model) for name in fused.hashed_tables()
+        }
         self._train_data = train_loader(config, source, rank, world_size, self._rates, hashed)
         self._eval_data = eval_loader(config, source, rank, world_size, hashed)
         self.steps = config.steps or config.epochs * self._train_data.batches
@@ -338,7 +340,7 @@ class Training:
 
 def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
     """Returns how many times fewer bytes codecs have sent since the last record."""
-    wires = [part.wires for _, part in fused_parts(model) if part.wires is not None]
+    wires = [fused.wires for _, fused in fused_tables_of(model) if fused.wires is not None]
     dense = thresholds_of(model)
     values = {}
     for name, traffics in {

@@ -11,7 +11,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from fusedrec_torchrec.core.all_ranks import of_all_ranks
+from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from tests.case import Case, Table, prefix, sharded
 from tests.parity import local_parts, train_step
 
@@ -75,7 +75,9 @@ def whole_states(case: Case, optimizer: KeyedOptimizer) -> dict[str, torch.Tenso
             mine[parts[parts.index("weight") - 1]] = value
     # Of a whole table only its owner has the state.
     sizes: dict[str, tuple[int, ...]] = {}
-    for of_rank in of_all_ranks({name: tuple(value.size()) for name, value in mine.items()}):
+    for of_rank in gather_from_all_ranks(
+        {name: tuple(value.size()) for name, value in mine.items()}
+    ):
         sizes.update(of_rank)
     return {name: _whole(mine.get(name), sizes[name]) for name in sorted(sizes)}
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.exchange.agreement import MESSAGE_BYTES, raise_on_all_ranks
+from fusedrec_torchrec.core.all_ranks import MESSAGE_BYTES, raise_bad_input
 from tests.cluster import Cluster
 
 
@@ -13,7 +13,7 @@ def raise_in_group(text: str) -> str | None:
     if rank < 2:
         return None
     try:
-        raise_on_all_ranks(group, [1], text if rank == 3 else None, torch.device("cpu"))
+        raise_bad_input(group, [1], text if rank == 3 else None, torch.device("cpu"))
     except ValueError as error:
         return str(error)
     raise AssertionError("no error")

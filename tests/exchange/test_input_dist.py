@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
-from fusedrec_torchrec.exchange.input_dist import Capacity, FusedInputDist
-from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
+from fusedrec_torchrec.exchange.buckets import BucketedTables, group_into_buckets
+from fusedrec_torchrec.exchange.capacity import Capacity
+from fusedrec_torchrec.exchange.input_dist import FusedInputDist
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from tests.cluster import Cluster
 from tests.exchange.tables import sharded_tables
@@ -46,9 +48,8 @@ def exchange(batches: list[list[list[list[int]]]], slack: float, mode: str) -> l
     rows = 1000
     starts = [rows * r // world_size for r in range(world_size + 1)]
     specs: list[dict[str, object]] = [{"name": "a", "dim": 8}, {"name": "b", "dim": 4}]
-    layout = ExchangeLayout(
-        group_into_buckets(sharded_tables(specs, [starts, starts])), torch.device("cpu")
-    )
+    tables = BucketedTables(group_into_buckets(sharded_tables(specs, [starts, starts])))
+    layout = ExchangeLayout(tables, torch.device("cpu"))
     group = dist.group.WORLD
     assert group is not None
     input_dist = FusedInputDist(
@@ -65,7 +66,7 @@ def exchange(batches: list[list[list[list[int]]]], slack: float, mode: str) -> l
         with CollectiveCounter() as counter:
             received = input_dist(features).wait().wait()
         counts.append(len(counter.collectives))
-        capacities.append(input_dist.capacity.current)
+        capacities.append(input_dist.exchange.capacity.current)
         want = [
             [sorted({i - starts[rank] for i in ids if starts[rank] <= i < starts[rank + 1]})]
             for sender in step

@@ -11,10 +11,11 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.exchange.buckets import BucketedTables, group_into_buckets
 from fusedrec_torchrec.exchange.dedup import Dedup
 from fusedrec_torchrec.exchange.input_dist import rows_of_buckets
 from fusedrec_torchrec.exchange.keys import KeySpace
-from fusedrec_torchrec.exchange.layout import ExchangeLayout, group_into_buckets
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.routing import Route
 from tests.exchange.tables import sharded_tables
@@ -72,7 +73,7 @@ def layout_of(
         {"name": f"t{i}", "dim": dim, "features": features[i] if features else [f"f{i}"]}
         for i, dim in enumerate(dims)
     ]
-    return ExchangeLayout(group_into_buckets(sharded_tables(specs, rows)), CPU)
+    return ExchangeLayout(BucketedTables(group_into_buckets(sharded_tables(specs, rows))), CPU)
 
 
 def test_key_space_runs_through_buckets_owners_and_tables() -> None:

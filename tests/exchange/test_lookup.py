@@ -5,7 +5,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
-from fusedrec_torchrec.exchange.lookup import BucketKernel, BucketTable
+from fusedrec_torchrec.compat.bucket_table import BucketKernel, BucketTable
 
 
 def bucket(rows: list[int], optimizer: EmbOptimType) -> BucketTable:

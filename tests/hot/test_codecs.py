@@ -153,7 +153,7 @@ def groups_lose_nothing(case: Case) -> None:
         train_step(case, model, step)
         model.sync()  # type: ignore[operator]
     fused = model.module.sparse.fused
-    (shared,) = [each for name, each in fused.synced_gradients() if name == "grid"]
+    (shared,) = [each for each in fused.replications if each.name == "grid"]
     left = shared.state()
     assert any(value.any() for name, value in left.items() if name.endswith("left"))
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -178,9 +178,7 @@ def groups_lose_nothing(case: Case) -> None:
 
 def groups_go_on(case: Case) -> None:
     model, other = sharded(case), sharded(case)
-    shared, into = (
-        next(each for _, each in m.module.sparse.fused.synced_gradients()) for m in (model, other)
-    )
+    shared, into = (next(iter(m.module.sparse.fused.replications)) for m in (model, other))
     for step in range(3):
         train_step(case, model, step)
         train_step(case, other, step)

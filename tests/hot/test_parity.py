@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from fusedrec_torchrec.compat import optimizers, row_update
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.exchange import layout
-from fusedrec_torchrec.replicas import update
 from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import train_and_compare, train_both
@@ -145,7 +145,11 @@ def run_without_native(case: Case) -> None:
 def run_without_the_operator(case: Case) -> None:
     """FBGEMM's update through a lookup, as where the operator behind it is not known."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "OPERATORS", dict.fromkeys(update.OPERATORS, "no_such_operator"))
+        without = {
+            kind: dataclasses.replace(optimizer, cpu_operator="no_such_operator")
+            for kind, optimizer in optimizers.OPTIMIZERS.items()
+        }
+        patch.setattr(row_update, "OPTIMIZERS", without)
         train_and_compare(case)
 
 

@@ -54,7 +54,8 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import bytes_of_row
-from fusedrec_torchrec.exchange.input_dist import COUNTS, GRANULE
+from fusedrec_torchrec.exchange.capacity import GRANULE
+from fusedrec_torchrec.exchange.messages import COUNTS
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
 from fusedrec_torchrec.sharding.sharding_type import FUSED

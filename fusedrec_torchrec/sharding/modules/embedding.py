@@ -21,14 +21,14 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.compat.id_group import ids_apart
-from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
-from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
-from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
 from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
+from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedShardedEmbeddingCollection"]
@@ -38,24 +38,21 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """``ShardedEmbeddingCollection`` with fused tables.
 
     Args:
-        options: settings of the fused exchange.
-        hot: settings of hot rows.
-        known: names of all modules that share their batches; grows with each module.
+        modules: all modules that share their batches; takes this one.
+        check_names: refuses names that no module has, with the first batch.
         *args, **kwargs: those of ``ShardedEmbeddingCollection``.
     """
 
     def __init__(
         self,
         *args: Any,
-        options: ExchangeOptions,
-        hot: HotOptions,
-        known: KnownNames,
+        modules: ModuleSet,
+        check_names: CheckNames,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        known.features.update(f for c in self._embedding_configs for f in c.feature_names)
-        self._ahead = known.ahead()
-        self.fused: FusedPart | None = None
+        self._ahead = modules.add(f for c in self._embedding_configs for f in c.feature_names)
+        self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
             name
@@ -64,17 +61,16 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         ]
         if FUSED not in self._sharding_types:
             return
-        self.fused = FusedPart(
+        self.fused = FusedTables(
             self._embedding_configs,
             self.module_sharding_plan,
             self._sharding_type_to_sharding,
-            list(self._lookups),
-            options,
-            hot,
-            known,
+            modules.features,
+            check_names,
             weighted=False,
             device=self._device,
         )
+        modules.add_fused_tables(table.name for table in self.fused.layout.tables)
         # TorchRec takes the order of features from the first batch; ours is canonical.
         self._create_input_dist(self.fused.features.names)
         self._has_uninitialized_input_dist = False
@@ -118,21 +114,22 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             self._stock_stand_in = StockStandIn(features, self._slot_names)
             request = super().input_dist(ctx, features)
         else:
-            batch = self.fused.canonical(features, self._input_dists, self.training)
-            request = self._fused_input_dist(ctx, batch)
+            batch, notes = self.fused.canonical(features, self.training)
+            request = self._fused_input_dist(ctx, batch, notes)
         return self._ahead.watch_request(self, request)
 
     def end_of_data_dist(self, ctx: EmbeddingCollectionContext) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is not None:
-            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+            return self._fused_input_dist(ctx, *self.fused.end_of_data())
         assert self._stock_stand_in is not None, "nothing was sent before"
         return super().input_dist(ctx, self._stock_stand_in.batch())
 
     def _fused_input_dist(
-        self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor
+        self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor, notes: BatchNotes
     ) -> Awaitable[Awaitable[KJTList]]:
         assert self.fused is not None
-        awaitable = super().input_dist(ctx, batch)
+        with self.fused.input_dist(self._input_dists).noting(notes):
+            awaitable = super().input_dist(ctx, batch)
         context = self.fused.context_of(awaitable)
         ctx.sharding_contexts[self.fused.index] = context
         if ctx.seq_vbe_ctx:

@@ -22,12 +22,12 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.compat.id_group import ids_apart
-from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
-from fusedrec_torchrec.sharding.modules.fused_part import FusedPart, KnownNames
+from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
 from fusedrec_torchrec.sharding.modules.inference_mode import outside_inference_mode
+from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedShardedEmbeddingBagCollection"]
@@ -40,41 +40,37 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """``ShardedEmbeddingBagCollection`` with fused tables.
 
     Args:
-        options: settings of the fused exchange.
-        hot: settings of hot rows.
-        known: names of all modules that share their batches; grows with each module.
+        modules: all modules that share their batches; takes this one.
+        check_names: refuses names that no module has, with the first batch.
         *args, **kwargs: those of ``ShardedEmbeddingBagCollection``.
     """
 
     def __init__(
         self,
         *args: Any,
-        options: ExchangeOptions,
-        hot: HotOptions,
-        known: KnownNames,
+        modules: ModuleSet,
+        check_names: CheckNames,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        known.features.update(f for c in self._embedding_bag_configs for f in c.feature_names)
-        self._ahead = known.ahead()
-        self.fused: FusedPart | None = None
+        self._ahead = modules.add(f for c in self._embedding_bag_configs for f in c.feature_names)
+        self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
             name for each in self._embedding_shardings for name in each.feature_names()
         ]
         if FUSED not in self._sharding_types:
             return
-        self.fused = FusedPart(
+        self.fused = FusedTables(
             self._embedding_bag_configs,
             self.module_sharding_plan,
             dict(zip(self._sharding_types, self._embedding_shardings, strict=True)),
-            list(self._lookups),
-            options,
-            hot,
-            known,
+            modules.features,
+            check_names,
             self._is_weighted,
             self._device,
         )
+        modules.add_fused_tables(table.name for table in self.fused.layout.tables)
         self._divisor_free = self._columns_without_divisor()
         # TorchRec takes the order of features from the first batch; ours is canonical.
         self._create_input_dist(self.fused.features.names)
@@ -114,18 +110,18 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._stock_stand_in = StockStandIn(features, self._slot_names)
             request = super().input_dist(ctx, features)
         else:
-            batch = self.fused.canonical(features, self._input_dists, self.training)
-            request = self._fused_input_dist(ctx, batch)
+            batch, notes = self.fused.canonical(features, self.training)
+            request = self._fused_input_dist(ctx, batch, notes)
         return self._ahead.watch_request(self, request)
 
     def end_of_data_dist(self, ctx: EmbeddingBagCollectionContext) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is not None:
-            return self._fused_input_dist(ctx, self.fused.end_of_data(self._input_dists))
+            return self._fused_input_dist(ctx, *self.fused.end_of_data())
         assert self._stock_stand_in is not None, "nothing was sent before"
         return super().input_dist(ctx, self._stock_stand_in.batch())
 
     def _fused_input_dist(
-        self, ctx: EmbeddingBagCollectionContext, batch: KeyedJaggedTensor
+        self, ctx: EmbeddingBagCollectionContext, batch: KeyedJaggedTensor, notes: BatchNotes
     ) -> Awaitable[Awaitable[KJTList]]:
         assert self.fused is not None
         inverse_indices = batch.inverse_indices_or_none()
@@ -133,7 +129,8 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._create_inverse_indices_permute_indices(inverse_indices)
             if self._has_mean_pooling_callback:
                 self._init_mean_pooling_callback(batch.keys(), inverse_indices)
-        awaitable = super().input_dist(ctx, batch)
+        with self.fused.input_dist(self._input_dists).noting(notes):
+            awaitable = super().input_dist(ctx, batch)
         ctx.sharding_contexts[self.fused.index] = self.fused.context_of(awaitable)
         if ctx.divisor is not None:
             ctx.divisor[:, self._divisor_free] = 1

@@ -1,19 +1,40 @@
 """``ShardedFeatureProcessedEmbeddingBagCollection`` with fused tables."""
 
-from typing import Any
-
 import torch
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import LazyAwaitable
-from torchrec.modules.fp_embedding_modules import apply_feature_processors_to_kjt
+from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
+from torchrec.modules.fp_embedding_modules import (
+    FeatureProcessedEmbeddingBagCollection,
+    apply_feature_processors_to_kjt,
+)
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.sharding.module_settings import ProcessedFeatures
 from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
 
-__all__ = ["FusedShardedFeatureProcessedEmbeddingBagCollection"]
+__all__ = ["FusedShardedFeatureProcessedEmbeddingBagCollection", "processed_features_of"]
+
+
+def processed_features_of(module: FeatureProcessedEmbeddingBagCollection) -> ProcessedFeatures:
+    """Returns what the feature processors of a module ask of its batches.
+
+    Weights are the processors' output, batches need not bring any.  A bag must not have more ids
+    than its processor has weights for positions.
+    """
+    processors = module._feature_processors
+    if isinstance(processors, FeatureProcessorsCollection):
+        return ProcessedFeatures(dict(getattr(processors, "max_feature_lengths", {})))
+    return ProcessedFeatures(
+        {
+            feature: processor.position_weight.numel()
+            for feature, processor in processors.items()
+            if hasattr(processor, "position_weight")
+        }
+    )
 
 
 class FusedShardedFeatureProcessedEmbeddingBagCollection(
@@ -27,24 +48,6 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
     """
 
     _embedding_bag_collection: FusedShardedEmbeddingBagCollection
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Weights are the processors' output, batches need not bring any.
-        inner = self._embedding_bag_collection.fused
-        if inner is not None:
-            inner.features.ignore_weights()
-            inner.limit_lengths(self._max_lengths())
-
-    def _max_lengths(self) -> dict[str, int]:
-        """How many positions each feature's processor has a weight for, where it has weights."""
-        if self._is_collection:
-            return dict(getattr(self._feature_processors, "max_feature_lengths", {}))
-        return {
-            feature: processor.position_weight.numel()
-            for feature, processor in self._feature_processors.items()
-            if hasattr(processor, "position_weight")
-        }
 
     def compute(
         self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList

@@ -7,7 +7,7 @@ import pytest
 from torchrec.distributed.types import Awaitable, NoWait
 
 from fusedrec_torchrec.sharding.modules.batches_ahead import BatchesAhead
-from fusedrec_torchrec.sharding.modules.fused_part import KnownNames
+from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
 
 
 class Module:
@@ -118,11 +118,11 @@ def test_a_module_that_is_called_in_a_plain_way_is_waited_for() -> None:
 
 
 def test_a_model_that_is_sharded_later_is_counted_by_itself() -> None:
-    known, log = KnownNames(), list[str]()
-    first = known.ahead()
-    assert known.ahead() is first  # another module of the model
+    modules, log = ModuleSet(), list[str]()
+    first = modules.add(["a"])
+    assert modules.add(["b"]) is first  # another module of the model
     first.sent(Module("a", log))  # type: ignore[arg-type]
-    assert known.ahead() is not first
+    assert modules.add(["c"]) is not first
 
 
 def test_what_was_not_heard_is_heard_before_the_next_batch() -> None:

@@ -53,7 +53,7 @@ def remote_unique_rows(case: Case, step: int, rank: int) -> tuple[int, list[int]
 
 def fused_capacity(model: Any) -> int:
     sparse = model.module.sparse
-    return sparse._input_dists[sparse.fused.index].capacity.current
+    return sparse._input_dists[sparse.fused.index].exchange.capacity.current
 
 
 def bytes_of_steady_steps(case: Case) -> list[dict[str, Any]]:

@@ -11,22 +11,17 @@ from typing import Any
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from fusedrec_torchrec.exchange.lookup import BucketTable
+from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.optimizers import OPTIMIZERS
 
 __all__ = ["Update", "update_of"]
 
 # Rows, offsets (one row per bag) and their gradients.
 Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
-OPERATORS = {
-    EmbOptimType.EXACT_SGD: "split_embedding_backward_codegen_sgd_cpu",
-    EmbOptimType.EXACT_ADAGRAD: "split_embedding_backward_codegen_adagrad_cpu",
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "split_embedding_backward_codegen_rowwise_adagrad_cpu",
-}
-
 
 def update_of(table: BucketTable) -> Update:
-    """How to update rows of a table, with its settings as they are now."""
+    """Returns what updates rows of a table, with its settings as they are now."""
     direct = _direct(table)
     return direct if direct is not None else _through_a_lookup(table)
 
@@ -41,8 +36,9 @@ def _through_a_lookup(table: BucketTable) -> Update:
 
 
 def _direct(table: BucketTable) -> Update | None:
-    """None on other devices, or if this version of FBGEMM wants something that we do not know."""
-    overloads = getattr(torch.ops.fbgemm, OPERATORS[table.optimizer], None)
+    """Returns None on other devices, or if this FBGEMM wants something that we do not know."""
+    name = OPTIMIZERS[table.optimizer].cpu_operator
+    overloads = None if name is None else getattr(torch.ops.fbgemm, name, None)
     # Clipping is not in the operator.
     if overloads is None or not table.weights_host.numel():
         return None

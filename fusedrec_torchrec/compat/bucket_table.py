@@ -1,0 +1,211 @@
+"""One FBGEMM table for all tables of a bucket, which looks like separate tables to TorchRec.
+
+FBGEMM's table-batched embedding is built with a single table of all the bucket's local rows, so a
+lookup needs no grouping by table: local row numbers are the ids.  Weights and optimizer state are
+shown as views under TorchRec's own names, so state dicts and optimizer keys are those of stock
+shardings.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.distributed.batched_embedding_kernel import (
+    BaseBatchedEmbeddingBag,
+    BatchedFusedEmbeddingBag,
+    EmbeddingFusedOptimizer,
+)
+from torchrec.distributed.embedding_types import (
+    GroupedEmbeddingConfig,
+    compute_kernel_to_embedding_location,
+)
+from torchrec.modules.embedding_configs import data_type_to_sparse_type
+
+from fusedrec_torchrec.compat.momentum_scale import scale_table
+from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_PREFIXES
+
+__all__ = ["BucketKernel", "BucketTable"]
+
+
+class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
+    """A single FBGEMM table that shows itself as the tables it is made of.
+
+    FBGEMM finds tables in its buffers through ``embedding_specs`` and lists of physical offsets,
+    and uses these only where it hands out views (``split_embedding_weights``,
+    ``split_optimizer_states``).  Setting them per table after construction is all it takes.
+
+    Args:
+        table_rows: rows of each table on this rank.
+        dim: columns of all of them.
+        location: the memory they are in.
+        compute_device: the device that looks them up.
+        frozen: whether they are looked up, but not trained.
+        **kwargs: those of ``SplitTableBatchedEmbeddingBagsCodegen``.
+    """
+
+    def __init__(
+        self,
+        table_rows: list[int],
+        dim: int,
+        location: EmbeddingLocation,
+        compute_device: ComputeDevice,
+        frozen: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # FBGEMM tells its devices apart by the table that is not empty: keep one spare row.
+        total = max(sum(table_rows), 1)
+        super().__init__(
+            embedding_specs=[(total, dim, location, compute_device)],
+            feature_table_map=[0],
+            pooling_mode=PoolingMode.SUM,
+            **kwargs,
+        )
+        starts = list(accumulate(table_rows, initial=0))[:-1]
+        self.embedding_specs = [(rows, dim, location, compute_device) for rows in table_rows]
+        for prefix in ("weights", *STATE_PREFIXES):
+            if not hasattr(self, f"{prefix}_physical_offsets"):
+                continue
+            elements = sum(
+                getattr(self, f"{prefix}_{place}").numel() for place in ("dev", "host", "uvm")
+            )
+            per_row = dim if elements >= total * dim else 1
+            first = getattr(self, f"{prefix}_physical_offsets")[0]
+            setattr(self, f"{prefix}_physical_offsets", [first + s * per_row for s in starts])
+            placement = getattr(self, f"{prefix}_physical_placements")[0]
+            setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
+        self.frozen = frozen
+        if frozen:  # the views that TorchRec shows as parameters take it from here
+            for name in ("weights_dev", "weights_host", "weights_uvm"):
+                getattr(self, name).requires_grad_(False)
+        scale_table(self)
+
+    def row_tensors(self) -> list[torch.Tensor]:
+        """Returns weights and optimizer state of all rows, [rows, columns] each.
+
+        They share the table's memory.  Only for optimizers with ``replicated_states``.
+        """
+        states = OPTIMIZERS[self.optimizer].replicated_states
+        assert states is not None, self.optimizer
+        rows = max(sum(spec[0] for spec in self.embedding_specs), 1)
+        tensors = []
+        for name in ("weights", *states):
+            places = [getattr(self, f"{name}_{place}") for place in ("dev", "host", "uvm")]
+            (used,) = [flat for flat in places if flat.numel() >= rows]
+            tensors.append(used.detach().view(rows, -1))
+        return tensors
+
+
+class BucketOptimizer(EmbeddingFusedOptimizer):
+    """TorchRec's view of FBGEMM's optimizer, which tells before somebody looks at its state."""
+
+    def __init__(self, *args: Any) -> None:
+        self._state_hooks: list[Callable[[], None]] = []
+        super().__init__(*args)
+
+    def register_state_hook(self, hook: Callable[[], None]) -> None:
+        """Has a function called before anybody reads the state."""
+        self._state_hooks.append(hook)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        for hook in self._state_hooks:
+            hook()
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+
+class BucketKernel(BatchedFusedEmbeddingBag):
+    """TorchRec's embedding kernel around a ``BucketTable``.
+
+    Args:
+        config: the tables of the bucket.
+        pg: the process group.
+        device: of the tables.
+        frozen: whether the tables are looked up, but not trained.
+    """
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        frozen: bool = False,
+    ) -> None:
+        # Not BatchedFusedEmbeddingBag.__init__: it would build an FBGEMM table per table.
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device)
+        device = device or torch.device("cpu")
+        on_cuda = device.type == "cuda"
+        weights_precision = data_type_to_sparse_type(config.data_type)
+        fused_params = dict(config.fused_params or {})
+        fused_params.setdefault("cache_precision", weights_precision)
+        # Ids are checked on the requester, with an error instead of a silent row 0.
+        fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
+        self._settings: dict[str, Any] = {
+            "dim": self._local_cols[0],
+            "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
+            "weights_precision": weights_precision,
+            "device": device,
+            **fused_params,
+        }
+        self._emb_module = BucketTable(
+            table_rows=self._local_rows,
+            location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
+            if on_cuda
+            else EmbeddingLocation.HOST,
+            table_names=["+".join(table.name for table in config.embedding_tables)],
+            frozen=frozen,
+            **self._settings,
+        )
+        self._optim = BucketOptimizer(config, self._emb_module, pg)
+        self._offsets = torch.empty(0, dtype=torch.int32, device=device)
+        self.init_parameters()
+
+    @property
+    def table(self) -> BucketTable:
+        """The FBGEMM table of the bucket."""
+        return self._emb_module
+
+    @property
+    def optimizer(self) -> BucketOptimizer:
+        """TorchRec's view of the table's optimizer."""
+        return self._optim
+
+    def sibling(self, rows: int) -> BucketTable:
+        """Makes another table of the same kind and optimizer, in the memory of the device."""
+        on_cuda = self._settings["compute_device"] == ComputeDevice.CUDA
+        return BucketTable(
+            table_rows=[rows],
+            location=EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST,
+            **self._settings,
+        )
+
+    def one_id_per_bag(self, ids: int) -> torch.Tensor:
+        """Offsets 0, 1, ..., ids; FBGEMM's pooled kernels are its fastest, also without pooling."""
+        if self._offsets.numel() <= ids:
+            # On CUDA a pending kernel of another stream may still read the old ones.
+            if self._offsets.is_cuda:
+                self._offsets.record_stream(torch.cuda.current_stream())
+            with torch.inference_mode(False):  # they outlive an inference
+                self._offsets = torch.arange(
+                    2 * ids + 1, dtype=torch.int32, device=self._offsets.device
+                )
+        return self._offsets[: ids + 1]
+
+    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
+            return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))

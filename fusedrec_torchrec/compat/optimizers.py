@@ -1,0 +1,97 @@
+"""FBGEMM's fused optimizers: where each runs, and which state it keeps.
+
+This is the one table that everybody asks: the lookup what it may offer, replicas what a row
+consists of, the planner how much memory a row takes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad
+
+__all__ = [
+    "OPTIMIZERS",
+    "REPLICABLE",
+    "STATE_PREFIXES",
+    "Optimizer",
+    "optimizer_of",
+    "optimizers_of",
+]
+
+STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
+# What FBGEMM calls the tensors that hold state of optimizers, per element, per row or as a count.
+STATE_PREFIXES = ("momentum1", "momentum2", "prev_iter", "row_counter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """One of FBGEMM's optimizers.
+
+    Attributes:
+        per_element: how many states it keeps for each element of a row.
+        per_row: how many states it keeps for each row.
+        cpu_operator: the operator of FBGEMM that updates rows on CPU; None if there is none, and
+            the optimizer runs on CUDA only.
+        replicated_states: what FBGEMM calls its states, if the update of a row depends on nothing
+            but the row, these states and its gradient, so that replicas stay equal; else None.
+    """
+
+    per_element: int = 0
+    per_row: int = 0
+    cpu_operator: str | None = None
+    replicated_states: tuple[str, ...] | None = None
+
+    def state_bytes(self, dim: int) -> int:
+        """Returns the bytes of a row's state."""
+        return (self.per_element * dim + self.per_row) * STATE_BYTES
+
+
+OPTIMIZERS: dict[EmbOptimType, Optimizer] = {
+    EmbOptimType.EXACT_SGD: Optimizer(
+        cpu_operator="split_embedding_backward_codegen_sgd_cpu",
+        replicated_states=(),
+    ),
+    EmbOptimType.EXACT_ADAGRAD: Optimizer(
+        per_element=1,
+        cpu_operator="split_embedding_backward_codegen_adagrad_cpu",
+        replicated_states=("momentum1",),
+    ),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: Optimizer(
+        per_row=1,
+        cpu_operator="split_embedding_backward_codegen_rowwise_adagrad_cpu",
+        replicated_states=("momentum1",),
+    ),
+    EmbOptimType.ADAM: Optimizer(per_element=2),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: Optimizer(per_element=1, per_row=1),
+    EmbOptimType.LAMB: Optimizer(per_element=2),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: Optimizer(per_element=1, per_row=1),
+    EmbOptimType.LARS_SGD: Optimizer(per_element=1),
+}
+
+REPLICABLE = tuple(
+    kind for kind, optimizer in OPTIMIZERS.items() if optimizer.replicated_states is not None
+)
+"""Optimizers with which replicas of a row stay equal."""
+
+
+def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
+    """Returns the optimizers that fused tables can use on a device."""
+    on_cuda = device_type == "cuda"
+    return tuple(kind for kind, each in OPTIMIZERS.items() if on_cuda or each.cpu_operator)
+
+
+def optimizer_of(weight: torch.Tensor, default: Any) -> EmbOptimType:
+    """Returns a table's optimizer.
+
+    It is that of ``apply_optimizer_in_backward``, or else the sharder's, or else SGD.
+    """
+    classes = getattr(weight, "_optimizer_classes", [None])
+    if classes[0] is MomentumScaledRowWiseAdagrad:
+        return EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    if classes[0] is not None:
+        return optimizer_type_to_emb_opt_type(classes[0])
+    return default or EmbOptimType.EXACT_SGD

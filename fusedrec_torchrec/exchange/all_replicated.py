@@ -1,0 +1,65 @@
+"""Batches of nothing but replicated rows, which need no exchange (FAE's hot batches)."""
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.types import Awaitable, NoWait
+
+from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.exchange.context import ReceivedRows
+from fusedrec_torchrec.exchange.messages import HeaderAwaitable
+from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
+from fusedrec_torchrec.exchange.statuses import check_end_of_data
+
+__all__ = ["AllReplicatedAwaitable"]
+
+
+class AllReplicatedAwaitable(InputAwaitable):
+    """Asks all ranks whether any batch has rows that are not replicated; if none has, that is all.
+
+    Whatever else there is to say is left to the messages.
+    """
+
+    def __init__(self, batch: OutgoingBatch) -> None:
+        super().__init__(batch)
+        counts_KW = batch.routed.counts_KW
+        words = [
+            batch.status,
+            counts_KW.any(),
+            counts_KW.new_full((), batch.stale),  # filled on the device: no copy to wait for
+            *batch.replica_counts_K,
+        ]
+        own = torch.stack([word.int() for word in words])
+        pg = batch.exchange.pg
+        self._words = own.new_empty(pg.size() * own.numel())
+        # Not an all-reduce: gloo takes three times as long for one.
+        self._work = dist.all_gather_single(self._words, own, group=pg, async_op=True)
+
+    def _receive(self) -> Awaitable[ReceivedRows]:
+        batch, layout = self._batch, self._batch.exchange.layout
+        wait(self._work, batch.exchange.pg, "ids")
+        words = self._words.view(layout.world_size, -1).tolist()
+        check_end_of_data([row[0] for row in words])
+        if any(failed or needs_owners for failed, needs_owners, *_ in words):
+            return _Messages(HeaderAwaitable(batch))
+        nothing = [[0] * len(layout.buckets) for _ in range(layout.world_size)]
+        batch.context.counts_in = nothing
+        replica_counts = [row[3:] for row in words]
+        batch.arrived(
+            [*nothing, replica_counts[batch.exchange.pg.rank()]],
+            replica_counts,
+            stale=any(row[2] for row in words),
+            needs_owners=False,
+        )
+        rows_R = torch.empty(0, dtype=torch.int32, device=self._words.device)
+        return NoWait(ReceivedRows(rows_R, nothing, batch.context.replicas))
+
+
+class _Messages(Awaitable[ReceivedRows]):
+    """Messages that were sent when TorchRec expected them to have arrived."""
+
+    def __init__(self, header: HeaderAwaitable) -> None:
+        super().__init__()
+        self._header = header
+
+    def _wait_impl(self) -> ReceivedRows:
+        return self._header.wait().wait()

@@ -1,0 +1,135 @@
+"""A batch on its way from the requester to the owners."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.types import Awaitable
+
+from fusedrec_torchrec.core.all_ranks import raise_bad_input
+from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.capacity import Capacity
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.replication import Replications
+from fusedrec_torchrec.exchange.routing import Route
+from fusedrec_torchrec.exchange.statuses import END_OF_DATA
+
+__all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch"]
+
+# Whether something is wrong with a batch, and what.
+Report = tuple[torch.Tensor, Callable[[], str]]
+
+
+@dataclass(frozen=True)
+class BatchNotes:
+    """What there is to know about a batch beside its features.
+
+    Attributes:
+        training: whether it is a batch of training, whose rows count for replication.
+        end_of_data: whether it only stands in for a batch that this rank does not have.
+        reports: what may be wrong with it: a 0-dim bool tensor that stays on its device, and what
+            gives the error message, if it comes to that.
+    """
+
+    training: bool = False
+    end_of_data: bool = False
+    reports: Sequence[Report] = ()
+
+
+@dataclass(frozen=True)
+class IdExchange:
+    """What the messages of all batches of a module have in common.
+
+    Attributes:
+        pg: the ranks that tables are sharded over.
+        everyone: all ranks that must hear of bad input; ``pg`` if None.
+        layout: where rows live.
+        capacity: the room of messages.
+        replication: rows that live on several ranks.
+    """
+
+    pg: dist.ProcessGroup
+    everyone: dist.ProcessGroup | None
+    layout: ExchangeLayout
+    capacity: Capacity
+    replication: Replications
+
+
+class OutgoingBatch:
+    """A batch on its way.
+
+    Args:
+        exchange: of its module.
+        context: what this rank remembers of it.
+        routed: where its unique keys go.
+        reports: what may be wrong with it.
+        end_of_data: whether it only stands in for a batch that this rank does not have.
+    """
+
+    def __init__(
+        self,
+        exchange: IdExchange,
+        context: FusedShardingContext,
+        routed: Route,
+        reports: Sequence[Report],
+        end_of_data: bool,
+    ) -> None:
+        self.exchange = exchange
+        self.context = context
+        self.routed = routed
+        self._reports = reports
+        bad = [report for report, _ in reports]
+        self.status = bad[0] if len(bad) == 1 else torch.stack(bad).any()
+        if end_of_data:
+            self.status = torch.full_like(self.status, END_OF_DATA, dtype=torch.int32)
+        self.stale = exchange.replication.is_stale()
+
+    @property
+    def replica_counts_K(self) -> torch.Tensor:
+        """Replicated rows of each bucket; of no bucket if no rows are replicated."""
+        return self.routed.counts_KO[:, self.exchange.layout.world_size :].flatten()
+
+    def arrived(
+        self,
+        counts_out: list[list[int]],
+        replica_counts: list[list[int]],
+        stale: bool,
+        needs_owners: bool = True,
+    ) -> None:
+        """Takes what all ranks know now.
+
+        Args:
+            counts_out: [owner][bucket] rows of the batch.
+            replica_counts: [rank][bucket] replicated rows of the ranks' batches.
+            stale: whether replicas must be loaded anew.
+            needs_owners: whether any rank's batch has rows that are not replicated.
+        """
+        self.context.counts_out = counts_out
+        if self.context.replicas is not None:
+            slots = self.routed.slots(counts_out)
+            rows = sum(map(sum, counts_out))
+            self.context.replicas.routed(slots, replica_counts, stale, rows, needs_owners)
+
+    def fail(self, failed: list[int]) -> None:
+        """Raises on all ranks that hear of bad input; ranks are numbered within them."""
+        message = next((describe() for bad, describe in self._reports if bool(bad)), None)
+        group = self.exchange.everyone or self.exchange.pg
+        raise_bad_input(group, failed, message, self.routed.counts_KO.device)
+
+
+class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):
+    """A batch that has been sent off."""
+
+    def __init__(self, batch: OutgoingBatch) -> None:
+        super().__init__()
+        self._batch = batch
+        self.context = batch.context
+
+    def _wait_impl(self) -> Awaitable[ReceivedRows]:
+        with stage("ids"):
+            return self._receive()
+
+    def _receive(self) -> Awaitable[ReceivedRows]:
+        raise NotImplementedError

@@ -1,0 +1,149 @@
+"""The fused tables of a module: what becomes of a batch before and after TorchRec's input dist.
+
+EmbeddingBagCollection and EmbeddingCollection have it in common.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, KJTListSplitsAwaitable
+from torchrec.distributed.types import Awaitable, ParameterSharding
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.exchange.features import CanonicalFeatures
+from fusedrec_torchrec.exchange.input_dist import FusedInputDist
+from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable, Report
+from fusedrec_torchrec.hot.index import EMPTY
+from fusedrec_torchrec.hot.rows import HotRows
+from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
+from fusedrec_torchrec.sharding.modules.length_limits import LengthLimits
+from fusedrec_torchrec.sharding.modules.stock_ids import StockIds
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["CheckNames", "FusedTables", "fused_tables_of"]
+
+# Refuses what can only be known when all modules are sharded.
+CheckNames = Callable[[], None]
+
+
+class FusedTables:
+    """The fused tables of a module, among its shardings.
+
+    Args:
+        configs: the module's tables.
+        plan: how each of them is sharded.
+        shardings: the module's shardings by type.
+        known_features: of all modules that share batches with this one; may still grow.
+        check_names: called with the first batch.
+        weighted: whether ids carry weights.
+        device: where batches are.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        plan: Mapping[str, ParameterSharding],
+        shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
+        known_features: set[str],
+        check_names: CheckNames,
+        weighted: bool,
+        device: torch.device | None,
+    ) -> None:
+        device = device or torch.device("cpu")
+        self.index = list(shardings).index(FUSED)
+        sharding = shardings[FUSED]
+        assert isinstance(sharding, FusedEmbeddingSharding)
+        self.options = sharding.settings.options
+        self.layout = sharding.layout
+        self.wires = sharding.wires
+        self.replications = sharding.lookup.replication.parts
+        processed = sharding.settings.processed
+        self.features = CanonicalFeatures(
+            [name for each in shardings.values() for name in each.feature_names()],
+            known=known_features,
+            refuse_extra=self.options.extra_features == "error",
+            weighted=weighted,
+            needs_weights=weighted and processed is None,
+            beside_stock=len(shardings) > 1,
+            device=device,
+        )
+        self._check_names: CheckNames | None = check_names
+        self._checks: list[StockIds | LengthLimits] = []
+        if processed is not None and processed.max_lengths:
+            names = self.features.names
+            self._checks.append(LengthLimits(processed.max_lengths, names, device))
+        stock_ids = StockIds(configs, plan, shardings, device)
+        if stock_ids.any_tables:
+            self._checks.append(stock_ids)
+
+    def hashed_tables(self) -> list[str]:
+        """Returns the names of tables whose ids are raw values."""
+        return [table.name for table in self.layout.tables if self.options.hashes(table.name)]
+
+    @property
+    def hot(self) -> HotRows | None:
+        """The hot rows of the tables; None if there are none."""
+        return next((part for part in self.replications if isinstance(part, HotRows)), None)
+
+    def hot_ids(self) -> dict[str, torch.Tensor]:
+        """Returns the ids of the hot rows by table."""
+        if self.hot is None:
+            return {}
+        keys = torch.cat(self.hot.index.home_keys)
+        return self.layout.rows_of(keys[keys != EMPTY])
+
+    def input_dist(self, input_dists: Sequence[nn.Module]) -> FusedInputDist:
+        """Returns the input dist of the fused tables among those of the module."""
+        input_dist = input_dists[self.index]
+        assert isinstance(input_dist, FusedInputDist)
+        return input_dist
+
+    def canonical(self, features: object, training: bool) -> tuple[KeyedJaggedTensor, BatchNotes]:
+        """Returns the batch in canonical order; a bad one is replaced, and reported to all ranks.
+
+        Args:
+            features: what the module was called with.
+            training: whether the module is in training.
+        """
+        with stage("check"):
+            if self._check_names is not None:  # with the first batch, all modules are there
+                self._check_names()
+                self._check_names = None
+            reports: list[Report] = []
+            try:
+                batch = self.features(features)  # type: ignore[arg-type]
+            except Exception as error:  # whatever it is, other ranks must not wait for us in vain
+                text = str(error)
+                if not isinstance(error, ValueError):
+                    text = f"{type(error).__name__}: {error}"
+                bad = torch.ones((), dtype=torch.bool, device=self.layout.device)
+                reports.append((bad, lambda: text))
+                batch = self.features.stand_in(features)
+            else:
+                reports += [
+                    (each.bad(batch), partial(each.describe, batch)) for each in self._checks
+                ]
+            return batch, BatchNotes(training=training, reports=reports)
+
+    def end_of_data(self) -> tuple[KeyedJaggedTensor, BatchNotes]:
+        """Returns a batch of no ids, which tells other ranks that this one's data has ended."""
+        return self.features.stand_in(None), BatchNotes(end_of_data=True)
+
+    def context_of(self, awaitable: Awaitable[Any]) -> FusedShardingContext:
+        """Returns the context that the fused tables' input dist made for its batch."""
+        assert isinstance(awaitable, KJTListSplitsAwaitable)
+        header = awaitable.awaitables[self.index]
+        assert isinstance(header, InputAwaitable)
+        return header.context
+
+
+def fused_tables_of(model: nn.Module) -> list[tuple[str, FusedTables]]:
+    """Returns the fused tables of all modules of a sharded model, by the module's path."""
+    modules = [(path, getattr(module, "fused", None)) for path, module in model.named_modules()]
+    return [(path, fused) for path, fused in modules if isinstance(fused, FusedTables)]
