@@ -76,7 +76,7 @@ Run = tuple[str, str, int]  # what is compressed, system, seed
 
 
 def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
-    """One run on this rank; returns its evaluation, and the bytes of a step."""
+    """Trains one run on this rank; returns its evaluation, and the bytes of a step."""
     what, system, seed = run
     log = folder / "run"
     settings = [
@@ -99,7 +99,7 @@ COLLECTIVES = ("all_to_all", "all_reduce", "all_gather")
 
 
 def table(results: dict[Run, dict[str, float]], what: str, seeds: int) -> str:
-    """The results in Markdown."""
+    """Returns the results in Markdown."""
     every = ROWS if what == "rows" else DENSE
     systems = [s for s in every if {(what, s, 0), ("rows", s, 0)} & results.keys()]
 
@@ -107,10 +107,10 @@ def table(results: dict[Run, dict[str, float]], what: str, seeds: int) -> str:
         return results.get((what, system, seed)) or results["rows", system, seed]
 
     def sent(system: str) -> float:
-        found = of(system, 0)
+        measured = of(system, 0)
         if what == "rows":
-            return found["all_to_all"]
-        return found["all_reduce"] + found["all_gather"]
+            return measured["all_to_all"]
+        return measured["all_reduce"] + measured["all_gather"]
 
     bytes_of = "all-to-alls (ids included)" if what == "rows" else "the dense part"
     steps = of(PLAIN, 0)["steps"]

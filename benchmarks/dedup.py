@@ -24,7 +24,7 @@ UNIQUE_SHARES = [0.02, 0.1, 0.3, 0.6, 0.95]
 
 
 def keys_with_share(num_ids: int, key_space: int, share: float, seed: int) -> torch.Tensor:
-    """Keys of which about ``share`` are unique, spread over the key space."""
+    """Returns keys of which about ``share`` are unique, spread over the key space."""
     generator = torch.Generator().manual_seed(seed)
     wanted = max(1, int(num_ids * share))
     pool = torch.randint(key_space, (wanted,), generator=generator, dtype=torch.int32)
@@ -40,7 +40,7 @@ def seconds(function: Callable[[torch.Tensor], object], keys: torch.Tensor) -> f
 
 
 def compare(num_ids: int, key_space: int, share: float, pairs: int) -> tuple[object, ...]:
-    """Share of unique keys, milliseconds of the hash table, ratios of the others to it."""
+    """Returns the share of unique keys, the hash table's milliseconds, and others' ratios to it."""
     dedup = Dedup(torch.tensor([0, key_space // 2, key_space], dtype=torch.int32))
     times: list[tuple[float, float, float]] = []
     true_share = 1.0

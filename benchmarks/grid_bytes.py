@@ -79,10 +79,10 @@ def build(data: PreparedData, grid: fr.GridOptions | None) -> DistributedModelPa
 
 
 def count(folder: Path) -> list[tuple[str, float, float, float]]:
-    """Of each system, bytes of a step: forward and backward, and sync; collectives of a step."""
+    """Returns for each system the bytes of a step, those of its sync, and its collectives."""
     data = PreparedData.open(folder)
     names = list(data.table_rows)
-    found = []
+    results = []
     for system, grid in SYSTEMS.items():
         model = build(data, grid)
         sent, synced, collectives = 0.0, 0.0, 0
@@ -106,8 +106,8 @@ def count(folder: Path) -> list[tuple[str, float, float, float]]:
                 collectives += len(forward.collectives) + len(after.collectives)
         values = torch.tensor([sent, synced], dtype=torch.float64)
         dist.all_reduce(values)
-        found.append((system, *(values / RANKS).tolist(), collectives / STEPS))
-    return found
+        results.append((system, *(values / RANKS).tolist(), collectives / STEPS))
+    return results
 
 
 def main() -> None:
@@ -123,9 +123,9 @@ def main() -> None:
             prepare([arguments.data], folder, PrepareOptions(on_bad_line="skip"))
         except ValueError as error:
             parser.error(str(error))
-        found = on_ranks(RANKS, count, folder)
+        results = on_ranks(RANKS, count, folder)
     lines = ["| | forward and backward | sync | collectives |", "|---|---|---|---|"]
-    for system, sent, synced, collectives in found:
+    for system, sent, synced, collectives in results:
         lines.append(
             f"| {system} | {human_bytes(sent)} | {human_bytes(synced)} | {collectives:.2f} |"
         )

@@ -57,7 +57,7 @@ Results = dict[Run, dict[str, float]]
 
 
 def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
-    """One run on this rank; returns its evaluation."""
+    """Trains one run on this rank; returns its evaluation."""
     data, system, seed = run
     settings = [
         f"data.batch_size={BATCH}",
@@ -83,7 +83,7 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
 
 
 def table(results: Results, data: str, seeds: int) -> str:
-    """The results on one data set in Markdown."""
+    """Returns the results on one data set in Markdown."""
     steps = results[data, PLAIN, 0]["steps"]
     lines = [
         f"**{data} data**, {steps:.0f} steps of {BATCH} samples, mean ± standard deviation over "

@@ -28,7 +28,7 @@ STEPS = 400
 
 
 def speed(folder: str, gradients: bool, batches: bool) -> float:
-    """Samples a second of one training."""
+    """Returns the samples a second of one training."""
     overrides = [
         *(f"steps={STEPS}", "eval_every=0", "eval_batches=1", "checkpoint.every=0"),
         *(f"logging.directory={folder}", "logging.tensorboard=false", "logging.plots=false"),
@@ -67,10 +67,10 @@ def main() -> None:
     parser.add_argument("--document", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = on_ranks(2, rank, arguments.pairs, folder)
-    both = statistics.median(none / all_ for all_, _, none in found)
-    batches = statistics.median(none / only for _, only, none in found)
-    milliseconds = statistics.median(2048 / none for _, _, none in found) * 1e3
+        results = on_ranks(2, rank, arguments.pairs, folder)
+    both = statistics.median(none / all_ for all_, _, none in results)
+    batches = statistics.median(none / only for _, only, none in results)
+    milliseconds = statistics.median(2048 / none for _, _, none in results) * 1e3
     text = (
         f"On `configs/tiny.yaml`, whose step takes {milliseconds:.1f} ms on two ranks, all checks "
         f"make it {both - 1:+.1%} longer, those of batches alone {batches - 1:+.1%} "

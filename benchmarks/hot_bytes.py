@@ -40,7 +40,7 @@ WAYS = (
 
 
 def hot_keys(data: PreparedData, hot_set: HotSet, batches: str) -> NDArray[np.int64]:
-    """[samples, tables] numbers of rows, of all tables one after another; -1 if not hot."""
+    """Returns [samples, tables] keys of rows, tables one after another; -1 if not hot."""
     samples = data.read(0, data.samples)
     if batches == "hot":
         samples = samples.take(np.flatnonzero(hot_set.hot_samples(samples)))
@@ -53,7 +53,7 @@ def hot_keys(data: PreparedData, hot_set: HotSet, batches: str) -> NDArray[np.in
 
 
 def rows_sent(keys: NDArray[np.int64], hot_rows: int, ranks: int) -> NDArray[np.float64]:
-    """Rows that all ranks send in a step, by each way, in the mean."""
+    """Returns the mean number of rows that all ranks send in a step, for each way."""
     steps = len(keys) // (BATCH * ranks)
     total = np.zeros(len(WAYS))
     for batches in keys[: steps * BATCH * ranks].reshape(steps, ranks, -1):
@@ -71,7 +71,7 @@ def rows_sent(keys: NDArray[np.int64], hot_rows: int, ranks: int) -> NDArray[np.
 
 
 def table(data: PreparedData) -> str:
-    """The bytes in Markdown."""
+    """Returns the bytes in Markdown."""
     profile = sample_profile(data, 1.0, 1 << 21)
     lines = [f"| hot rows, batches, ranks | {' | '.join(WAYS)} |", "|---" * (len(WAYS) + 1) + "|"]
     for hot_rows, batches in CASES:

@@ -70,7 +70,7 @@ def build(hot: fr.HotOptions) -> DistributedModelParallel:
 
 
 def hit_rates(path: Path) -> dict[str, list[float]]:
-    """Of each step, on this rank, beginning with a hot set."""
+    """Returns the hit rate of each step on this rank, beginning with a hot set."""
     rank, source = dist.get_rank(), data(FAR + STEPS * RANKS * BATCH)
     models = {
         "fixed": build(fr.HotOptions(hot_set=path)),

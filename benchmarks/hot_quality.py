@@ -51,7 +51,7 @@ Run = tuple[str, int]  # system, seed
 
 
 def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
-    """One run on this rank; returns its evaluation."""
+    """Trains one run on this rank; returns its evaluation."""
     system, seed = run
     settings = [
         f"data.criteo={{prepared: {folder / 'prepared'}}}",
@@ -80,7 +80,7 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
 
 
 def table(results: dict[Run, dict[str, float]], seeds: int, about: str) -> str:
-    """The results in Markdown."""
+    """Returns the results in Markdown."""
     steps = results[PLAIN, 0]["steps"]
     lines = [
         f"{about}  After {steps:.0f} steps of {BATCH} samples, mean ± standard deviation over "

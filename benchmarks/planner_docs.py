@@ -14,7 +14,7 @@ from pathlib import Path
 from ranks import write_into
 
 from fusedrec_torchrec.bench.report import Table
-from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, behind, verdict
+from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, best_systems, verdict
 from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import Point, simulate
 from fusedrec_torchrec.training.planning import load_planning
@@ -52,32 +52,36 @@ SCENARIOS = (
 
 
 def validation() -> tuple[str, str]:
-    """What the comparisons say together, and one by one."""
-    found = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
-    comparisons = [Comparison(**each) for each in found]
+    """Returns what all comparisons say in a few lines, and a table of them."""
+    stored = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
+    comparisons = [Comparison(**fields) for fields in stored]
     rows: list[tuple[str, ...]] = [
         (
-            each.workload,
-            each.system,
-            f"{each.bytes_measured / 1024:,.0f}",
-            f"{each.bytes_off:+.1%}",
-            f"{1e3 * each.seconds_measured:.1f}",
-            f"{1e3 * each.seconds_predicted:.1f}",
-            f"{each.seconds_off:+.0%}",
+            c.workload,
+            c.system,
+            f"{c.bytes_measured / 1024:,.0f}",
+            f"{c.bytes_off:+.1%}",
+            f"{1e3 * c.seconds_measured:.1f}",
+            f"{1e3 * c.seconds_predicted:.1f}",
+            f"{c.seconds_off:+.0%}",
         )
-        for each in comparisons
+        for c in comparisons
     ]
     columns = ("workload", "system", "KiB", "predicted", "ms", "predicted ms", "off by")
     best = Table(
         "",
         ("workload", "predicted best", "measured best", "slower by"),
-        [(name, *names, f"{late:.1%}") for name, (*names, late) in behind(comparisons).items()],
+        [
+            (name, *names, f"{slower:.1%}")
+            for name, (*names, slower) in best_systems(comparisons).items()
+        ],
     )
-    together = "\n".join(f"- {line}" for line in verdict(comparisons))
-    return together, f"{Table('', columns, rows).markdown()}\n\n{best.markdown()}"
+    overall = "\n".join(f"- {line}" for line in verdict(comparisons))
+    return overall, f"{Table('', columns, rows).markdown()}\n\n{best.markdown()}"
 
 
 def points_of(scenario: Scenario) -> tuple[list[Point], str]:
+    """Simulates a scenario; returns its points and the name of its cluster."""
     path = ROOT / "configs" / "planner" / scenario.config
     overrides = [*scenario.overrides, f"ranks={scenario.ranks[0]}"]
     planning = load_planning(path, overrides)
@@ -85,7 +89,7 @@ def points_of(scenario: Scenario) -> tuple[list[Point], str]:
 
 
 def scaling(points: list[Point]) -> str:
-    """Throughput of each system on each size, and what a rank does of what it did at first."""
+    """Returns a table of throughput by system and ranks, and of a rank's share of its first one."""
     systems = list(dict.fromkeys(point.system for point in points))
     first = {s: next(p for p in points if p.system == s and p.seconds) for s in systems}
     rows: list[tuple[str, ...]] = []
@@ -110,9 +114,9 @@ def scaling(points: list[Point]) -> str:
 
 def main() -> None:
     if (MEASURED / VALIDATION).is_file():
-        together, one_by_one = validation()
-        write_into(ROOT / "docs" / "planner.md", "validation", together)
-        write_into(ROOT / "docs" / "planner.md", "comparisons", one_by_one)
+        overall, comparisons = validation()
+        write_into(ROOT / "docs" / "planner.md", "validation", overall)
+        write_into(ROOT / "docs" / "planner.md", "comparisons", comparisons)
         shutil.copy(MEASURED / "predicted.png", FIGURES / "planner_validation.png")
     for scenario in SCENARIOS:
         points, cluster = points_of(scenario)

@@ -38,7 +38,7 @@ Results = dict[Run, dict[str, float]]
 
 
 def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
-    """One run on this rank; returns its evaluation."""
+    """Trains one run on this rank; returns its evaluation."""
     optimizer, system, seed = run
     settings = {
         "data.criteo": f"{{prepared: {folder / 'prepared'}}}",
@@ -73,7 +73,7 @@ def change_last_bit(model: torch.nn.Module, seed: int) -> None:
 
 
 def tables(results: Results, optimizer: str, seeds: int) -> list[str]:
-    """The results of one optimizer in Markdown."""
+    """Returns the results of one optimizer in Markdown."""
     steps = results[optimizer, SYSTEMS[0], 0]["steps"]
     lines = [
         f"### {optimizer}",

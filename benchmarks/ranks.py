@@ -1,4 +1,4 @@
-"""What the scripts here have in common: ranks on this machine, and tables in documents."""
+"""Starts ranks on this machine, and puts tables into documents, for the scripts here."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
 def one_by_one(
     train: Callable[..., dict[str, float]], folder: Path, runs: Sequence[Any], epochs: int
 ) -> list[dict[str, float]]:
-    """On a rank: a result for each run; rank 0 tells which one it is at."""
+    """Returns a result for each run on this rank; rank 0 tells which one it is at."""
     results = []
     for number, run in enumerate(runs):
         if dist.get_rank() == 0:

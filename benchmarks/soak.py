@@ -84,16 +84,16 @@ def children(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> float | None:
-    """MB of a process."""
+    """Returns the MB of a process; None if it is gone."""
     try:
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(found[1]) / 1024 if found else None
+    return int(match[1]) / 1024 if match else None
 
 
 def all_resident() -> tuple[float, int]:
-    """MB of all processes of the run, readers and those that were left behind, and their number."""
+    """Returns the MB and the number of all processes of the run, those left behind included."""
     mark = f"{MARK}={os.getpid()}".encode()
     sizes = []
     for folder in Path("/proc").iterdir():
@@ -144,14 +144,14 @@ def same(first: Path, second: Path) -> bool:
 
 
 def growth(memory: list[Memory], minutes: float) -> list[tuple[float, float]]:
-    """MB of a rank, MB and number of all processes: when kills are over, and at the end."""
-    calm = [each for each in memory if each[0] > minutes * 20 + 90]
+    """Returns MB of a rank, MB and number of all processes: when kills are over, at the end."""
+    calm = [sample for sample in memory if sample[0] > minutes * 20 + 90]
     tenth = max(len(calm) // 10, 1)
     values = [(max(sizes), total, number) for _, sizes, total, number in calm]
     return [
         (
-            statistics.median(each[k] for each in values[:tenth]),
-            statistics.median(each[k] for each in values[-tenth:]),
+            statistics.median(value[k] for value in values[:tenth]),
+            statistics.median(value[k] for value in values[-tenth:]),
         )
         for k in range(3)
     ]
@@ -162,11 +162,12 @@ def draw(memory: list[Memory], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
+    minutes = [sample[0] / 60 for sample in memory]
     for rank in range(2):
-        sizes = [each[1][rank] for each in memory]
-        axes.plot([each[0] / 60 for each in memory], sizes, label=f"rank {rank}", linewidth=1)
-    everything = [each[2] for each in memory]
-    axes.plot([each[0] / 60 for each in memory], everything, label="all processes", linewidth=1)
+        sizes = [sample[1][rank] for sample in memory]
+        axes.plot(minutes, sizes, label=f"rank {rank}", linewidth=1)
+    totals = [sample[2] for sample in memory]
+    axes.plot(minutes, totals, label="all processes", linewidth=1)
     axes.set_xlabel("minutes")
     axes.set_ylabel("MB resident")
     axes.set_ylim(bottom=0)
@@ -186,39 +187,39 @@ def main() -> None:
     if folder.exists():
         sys.exit(f"{folder} exists already")
     folder.mkdir(parents=True)
-    found = soak(folder / "soak", arguments.minutes, arguments.kills)
-    step = found["step"]
-    print(f"{step} steps, {found['killed']} kills; the same steps without kills", flush=True)
+    result = soak(folder / "soak", arguments.minutes, arguments.kills)
+    step = result["step"]
+    print(f"{step} steps, {result['killed']} kills; the same steps without kills", flush=True)
     alone = start(folder / "alone", step, 0)
     if alone.wait() != 0:
         sys.exit(f"the run without kills failed: see {folder / 'alone.log'}")
     last = find_checkpoints(folder / "alone" / "checkpoints")[-1]
-    damaged = verify(Path(found["last"]))
-    equal = last.name == Path(found["last"]).name and same(Path(found["last"]), last)
+    damaged = verify(Path(result["last"]))
+    equal = last.name == Path(result["last"]).name and same(Path(result["last"]), last)
     skipped = [
         json.loads((path / "run.json").read_text())["skipped"]
-        for path in (last, Path(found["last"]))
+        for path in (last, Path(result["last"]))
     ]
-    of_rank, of_all, processes = growth(found["memory"], arguments.minutes)
+    rank_memory, all_memory, processes = growth(result["memory"], arguments.minutes)
     saves = step // CHECKPOINT_EVERY
     lines = [
         f"- {arguments.minutes:g} minutes, {step:,} steps, {saves} checkpoints, "
-        f"{found['killed']} ranks killed",
+        f"{result['killed']} ranks killed",
         f"- {skipped[1]} steps skipped because of bad batches, {skipped[0]} without kills",
         f"- weights and optimizer state {'equal' if equal else 'DIFFER from'} those of the run "
         f"without kills, to the last bit; files damaged: {len(damaged)}",
-        f"- memory of the larger rank in the time without kills: {of_rank[0]:.0f} MB at its "
-        f"beginning, {of_rank[1]:.0f} MB at its end",
+        f"- memory of the larger rank in the time without kills: {rank_memory[0]:.0f} MB at its "
+        f"beginning, {rank_memory[1]:.0f} MB at its end",
         f"- memory of all processes, launcher, readers and what kills might have left behind: "
-        f"{of_all[0]:.0f} MB and {of_all[1]:.0f} MB, in {processes[0]:.0f} and {processes[1]:.0f} "
-        "processes",
+        f"{all_memory[0]:.0f} MB and {all_memory[1]:.0f} MB, in {processes[0]:.0f} and "
+        f"{processes[1]:.0f} processes",
     ]
     print("\n".join(lines))
-    (folder / "memory.json").write_text(json.dumps(found["memory"]))
+    (folder / "memory.json").write_text(json.dumps(result["memory"]))
     if arguments.document is not None:
-        draw(found["memory"], arguments.document.parent / "figures" / "soak_memory.png")
+        draw(result["memory"], arguments.document.parent / "figures" / "soak_memory.png")
         write_into(arguments.document, "soak", "\n".join(lines))
-    grown = of_all[1] > of_all[0] * MOST_GROWTH
+    grown = all_memory[1] > all_memory[0] * MOST_GROWTH
     if not equal or damaged or skipped[0] != skipped[1] or grown:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""A rank of ``soak.py``: training as usual, on data that has bad samples now and then."""
+"""Runs a rank of ``soak.py``: training as usual, on data with bad samples now and then."""
 
 from typing import Any
 from unittest import mock

@@ -38,6 +38,7 @@ Every setting of a cluster file, such as `configs/clusters/*.yaml`.
 
 
 def document() -> str:
+    """Returns the text of docs/configuration.md."""
     lines = [HEAD, *sections(TrainConfig, "the run")]
     lines += [PLAN, *sections(PlannerConfig, "the plan")]
     lines += [CLUSTER, *sections(ClusterConfig, "the cluster")]
@@ -47,7 +48,7 @@ def document() -> str:
 
 
 def sections(config: type[Any], top: str) -> Iterator[str]:
-    """Lines of a table for each section; settings outside of sections come under ``top``."""
+    """Yields lines of a table for each section; settings outside of sections are under ``top``."""
     section = None
     for option in options(config):
         name, dot, _ = option.path.partition(".")

@@ -1,4 +1,4 @@
-"""Writes the figures of docs/performance.md, hot-rows.md and README: tables and plots.
+"""Writes the tables and plots of docs/performance.md, hot-rows.md, compression.md and README.
 
     python docs/performance.py
 
@@ -37,40 +37,52 @@ PLOTS = {
 
 
 def figures_of(suite: str) -> list[WorkloadFigures]:
+    """Returns the figures of all workloads that a suite has measured."""
     document = load_results(MEASURED / suite / RESULTS)
     return [WorkloadFigures(result) for result in document["results"]]
 
 
-def summary(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Targets, what was measured, and whether that is enough."""
-    by_title = {w.title: w for w in workloads}
-    rows: list[tuple[str, ...]] = []
+class Targets:
+    """Lines of a table of targets, what was measured, and whether that is enough."""
 
-    def line(what: str, target: str, measured: str, met: bool) -> None:
-        rows.append((what, target, measured, "yes" if met else "**no**"))
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, ...]] = []
 
-    def ratio(what: str, least: float, value: Ratio | None) -> None:
+    def line(self, what: str, target: str, measured: str, met: bool) -> None:
+        """Adds a line."""
+        self.rows.append((what, target, measured, "yes" if met else "**no**"))
+
+    def ratio(self, what: str, least: float, value: Ratio | None) -> None:
+        """Adds a line for a ratio that should be at least so much."""
         assert value is not None
-        line(what, f">= {least}", str(value), value.median >= least)
+        self.line(what, f">= {least}", str(value), value.median >= least)
 
-    def criteo(batch_size: int, link: str = "") -> WorkloadFigures:
-        """Of the suites targets and links; the growth suite has the same batches, too."""
-        for w in workloads:
-            if (w.config.series, w.config.batch_size, w.config.link) == (
-                "Criteo",
-                batch_size,
-                link,
-            ):
-                return w
-        raise SystemExit(
-            f"no results for Criteo ids, batch {batch_size}, link {link or 'loopback'}"
-        )
+    def table(self) -> Table:
+        """Returns the lines as a table."""
+        return Table("", ("", "target", "measured", "met"), self.rows)
 
-    small, large = criteo(2048), criteo(8192)
+
+def criteo(
+    workloads: Sequence[WorkloadFigures], batch_size: int, link: str = ""
+) -> WorkloadFigures:
+    """Returns a workload of the suites targets and links; growth has the same batches, too."""
+    wanted = ("Criteo", batch_size, link)
+    for w in workloads:
+        if (w.config.series, w.config.batch_size, w.config.link) == wanted:
+            return w
+    raise SystemExit(f"no results for Criteo ids, batch {batch_size}, link {link or 'loopback'}")
+
+
+def summary(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows targets, what was measured, and whether that is enough."""
+    by_title = {w.title: w for w in workloads}
+    targets = Targets()
+    line, ratio = targets.line, targets.ratio
+    small, large = criteo(workloads, 2048), criteo(workloads, 8192)
     ratio("loopback, batch 2048: best stock / fused", 2.5, small.speed_up)
     ratio("loopback, batch 8192: best stock / fused", 3.0, large.speed_up)
     for batch in (2048, 8192):
-        w = criteo(batch, "1gbit")
+        w = criteo(workloads, batch, "1gbit")
         ratio(f"1 Gbit/s, batch {batch}: best stock / fused", 3.5, w.speed_up)
     both = (small, large)
     rows_share = max(w.row_bytes / w.least_row_bytes for w in both)
@@ -82,7 +94,7 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     for w, title in ((small, "loopback, batch 2048"), (large, "loopback, batch 8192")):
         ratio(f"efficiency, {title}", 0.7, w.efficiency)
     for batch in (2048, 8192):
-        w = criteo(batch, "1gbit")
+        w = criteo(workloads, batch, "1gbit")
         ratio(f"efficiency, 1 Gbit/s, batch {batch}", 0.7, w.efficiency)
     few, many = by_title["26 tables"], by_title["1000 tables"]
     assert few.fused is not None and many.fused is not None
@@ -105,11 +117,11 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
         str(len(wrong)),
         not wrong,
     )
-    return Table("", ("", "target", "measured", "met"), rows)
+    return targets.table()
 
 
 def headline(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Speed and bytes in a few lines."""
+    """Shows speed and bytes in a few lines."""
     rows = []
     for w in workloads:
         assert w.fused is not None and w.best_stock is not None
@@ -136,7 +148,7 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def hot_targets(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Targets of hot rows, what was measured, and whether that is enough."""
+    """Shows targets of hot rows, what was measured, and whether that is enough."""
     rows: list[tuple[str, ...]] = []
     steep = [w for w in workloads if w.config.zipf == 1.3 and w.config.series == "Zipf"]
     for ranks in (2, 4):
@@ -164,7 +176,7 @@ def hot_targets(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def hot_steps(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Time of a step, messages and bytes, of all systems."""
+    """Shows time, messages and bytes of a step, for all systems."""
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
     rows = []
     for w in workloads:
@@ -182,7 +194,7 @@ def hot_steps(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def owners(workloads: Sequence[WorkloadFigures]) -> Table:
-    """How evenly owners are asked; links do not matter."""
+    """Shows how evenly owners are asked; links do not matter."""
     rows = [
         (w.title.replace(", loopback", ""), *(f"{value:.3f}" for value in w.imbalance.values()))
         for w in workloads
@@ -192,7 +204,7 @@ def owners(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def hits(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Hit rates; neither links nor the number of ranks matter much."""
+    """Shows hit rates; neither links nor the number of ranks matter much."""
     chosen = [
         w
         for w in workloads
@@ -224,10 +236,10 @@ TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
 
 
 def fill(text: str) -> str:
-    """The text with what stands between marks such as `<!-- speeds of targets -->` made anew."""
+    """Returns the text with tables between marks like `<!-- speeds of targets -->` made anew."""
 
-    def table(found: re.Match[str]) -> str:
-        begin, kind, suites, end = found.groups()
+    def table(match: re.Match[str]) -> str:
+        begin, kind, suites, end = match.groups()
         workloads = [w for suite in suites.split(" and ") for w in figures_of(suite)]
         return f"{begin}\n{TABLES[kind](workloads).markdown()}\n\n{end}"
 

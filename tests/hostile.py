@@ -37,7 +37,7 @@ SEEN = (
     *(metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata),
     *(metadata.ChunkStorageMetadata, metadata.TensorProperties, metadata.BytesStorageMetadata),
     *(metadata.StorageMeta, metadata._MEM_FORMAT_ENCODING, filesystem._StorageInfo),
-    *(inert_pickle.Made, inert_pickle.Name, inert_pickle.Pairs, collections.OrderedDict),
+    *(inert_pickle.Call, inert_pickle.Name, inert_pickle.Pairs, collections.OrderedDict),
 )
 OPENED: list[Path] = []
 HOOKED: list[bool] = []

@@ -1,4 +1,4 @@
-"""Draws docs/figures/data_path.svg: one training step as the data sees it.  `make figures`"""
+"""Draws docs/figures/data_path.svg, one training step as the data sees it (`make figures`)."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,16 @@
 """``fusedrec bench``: the fused sharding side by side with TorchRec's own.
 
-``suite`` says what is measured, ``workload`` makes models and batches, ``systems`` shards them,
-``measure`` runs on every rank, ``ranks`` and ``links`` start the ranks on real or emulated hosts,
-``bounds`` and ``statistics`` say how good a step is, ``report`` and ``plots`` show it.
+Files, in reading order:
+
+- ``suite``: what is measured;
+- ``workload``, ``hot``: models and batches of a workload, and its hot rows;
+- ``systems``: the model sharded in different ways;
+- ``rank``, ``ranks``, ``links``: one rank of a system, the processes of all its ranks, and
+  emulated hosts to run them on;
+- ``measure``, ``run``: all systems on one workload, and all workloads of a suite;
+- ``bounds``, ``phases``, ``owners``: the least a step can cost, where its time goes, and how
+  evenly owners are asked;
+- ``statistics``, ``figures``: medians of paired ratios, and what the measurements say;
+- ``report``, ``plots``, ``machine``: tables, plots, and what it was measured on;
+- ``validate``: the planner's predictions against measurements.
 """

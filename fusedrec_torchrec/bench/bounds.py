@@ -1,6 +1,6 @@
-"""The least a deduplicating step can cost, measured with the same data.
+"""Measures the least that a deduplicating step can cost, with the same data.
 
-Three parts, each the bare operation, in buffers that were made before where it takes any:
+Three bare operations, in buffers that were made before where they take any:
 
 - *exchange*: all-to-all of the ids, of the rows and of the gradients, exactly the unique ones;
 - *lookup*: FBGEMM's lookup and update of the rows this rank was asked for;
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.regroup import bucket_major
+from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 
@@ -40,7 +40,7 @@ class Bounds:
     """Lower bounds of the fused system on a workload.
 
     Attributes:
-        parts: by name, a function of the batch's number.
+        operations: the bare operations by name; each takes the number of a batch.
         counts: what this rank's first batch asks for: ``ids``; ``outputs``, the rows of output
             they make; ``unique``, the distinct rows among them; ``unique_remote_bytes``, the size
             of those that another rank owns.
@@ -52,7 +52,7 @@ class Bounds:
         self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()
-        self.parts: dict[str, Callable[[int], None]] = {
+        self.operations: dict[str, Callable[[int], None]] = {
             "exchange": self._exchange,
             "lookup": self._lookup,
             "gather": self._gather,
@@ -95,13 +95,13 @@ class Bounds:
         dist.all_to_all_single(own, rows, owned, asked)
 
     def _lookup(self, number: int) -> None:
-        """The gradient is zero, so that the model stays what it was."""
+        """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
         for kernel, rows_R in zip(
             self._kernels, bucket_major(batch.rows_R, batch.counts_in), strict=True
         ):
-            found = kernel(rows_R)
-            found.backward(self._owned[: found.numel()].view_as(found))
+            rows_RD = kernel(rows_R)
+            rows_RD.backward(self._owned[: rows_RD.numel()].view_as(rows_RD))
 
     def _gather(self, number: int) -> None:
         batch = self._batches[number]
@@ -128,7 +128,7 @@ class Bounds:
 
 
 def _counts(workload: Workload) -> dict[str, int]:
-    """From the ids themselves, without the exchange's own arithmetic."""
+    """Counts what the first batch asks for, without the exchange's own arithmetic."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     unique = remote_bytes = 0
     batch = workload.batches[0]

@@ -1,4 +1,4 @@
-"""What the measurements of a workload say: medians, ratios, bytes, efficiency."""
+"""Computes what the measurements of a workload say: medians, ratios, bytes, efficiency."""
 
 from dataclasses import dataclass
 from statistics import mean, median
@@ -22,7 +22,7 @@ TOLERATED = 1.05
 
 @dataclass(frozen=True)
 class SystemFigures:
-    """One system on one workload.
+    """The figures of one system on one workload.
 
     Attributes:
         milliseconds: median of a step.
@@ -43,7 +43,7 @@ class SystemFigures:
 
 
 class WorkloadFigures:
-    """Figures of one workload, from the measurements as the JSON file has them."""
+    """The figures of one workload, from the measurements as the JSON file has them."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.config = from_mapping(WorkloadConfig, result["workload"])
@@ -73,12 +73,14 @@ class WorkloadFigures:
 
     @property
     def title(self) -> str:
+        """Name of the workload, with its link."""
         if not self.config.link or "link" in self.config.sweep:
             return self.config.name
         return f"{self.config.name}, {self.config.link}"
 
     @property
     def fused(self) -> SystemFigures | None:
+        """The fused system, if it was measured."""
         return self.systems.get(FUSED)
 
     @property
@@ -90,26 +92,27 @@ class WorkloadFigures:
 
     @property
     def speed_up(self) -> Ratio | None:
-        """Best stock step / fused step."""
+        """Time of the best stock step / time of the fused step."""
         return None if self.best_stock is None else self.best_stock.against_fused
 
     @property
     def advice(self) -> str:
-        """What to use here."""
+        """The sharding to use here; empty if it cannot be told."""
         if self.fused is None or self.best_stock is None or self.speed_up is None:
             return ""
         return FUSED if self.speed_up.median >= 1 / TOLERATED else self.best_stock.name
 
     @property
     def efficiency(self) -> Ratio | None:
-        """Sum of the lower bounds / fused step."""
+        """Sum of the lower bounds / time of the fused step."""
         if self.fused is None:
             return None
-        bounds = [sum(parts) for parts in zip(*self.bound_seconds.values(), strict=True)]
+        bounds = [sum(seconds) for seconds in zip(*self.bound_seconds.values(), strict=True)]
         return paired_ratio(bounds, self.measured["seconds"][FUSED])
 
     @property
     def bound_seconds(self) -> dict[str, list[float]]:
+        """Seconds of each lower bound, by its name."""
         bounds: dict[str, list[float]] = self.measured["bound_seconds"]
         return bounds
 
@@ -120,11 +123,11 @@ class WorkloadFigures:
 
     @property
     def row_bytes(self) -> int:
-        """Rows and gradients that the fused step sends, all ranks."""
+        """Bytes of rows and gradients that the fused step sends, all ranks."""
         return self.row_bytes_of(FUSED)
 
     def row_bytes_of(self, system: str) -> int:
-        """Rows and gradients that a system of ours sends in a step, all ranks."""
+        """Returns the bytes of rows and gradients that a system sends in a step, all ranks."""
         return sum(
             c["bytes_sent"]
             for rank in self.measured["wire"][system]
@@ -134,7 +137,7 @@ class WorkloadFigures:
 
     @property
     def least_row_bytes(self) -> int:
-        """Every row that a rank needs of another, once, and its gradient back."""
+        """Bytes of every row that a rank needs of another, once, and of its gradient back."""
         return 2 * int(self.measured["unique_remote_bytes"])
 
     @property
@@ -144,13 +147,13 @@ class WorkloadFigures:
 
     @property
     def planner_picks(self) -> dict[str, int]:
-        """How many tables ``FusedShardingPlanner`` shards in which way."""
+        """Number of tables that ``FusedShardingPlanner`` shards in each way."""
         picks: dict[str, int] = self.measured["planner_picks"]
         return picks
 
     @property
     def imbalance(self) -> dict[str, float]:
-        """By system: requests to the most asked owner / mean; empty without hot rows."""
+        """Requests to the most asked owner / mean, by system; empty without hot rows."""
         owners = self.measured.get("owners", {})
         return {
             name: max(owners[name]) / max(mean(owners[name]), 1e-9)
@@ -160,7 +163,7 @@ class WorkloadFigures:
 
     @property
     def hits(self) -> dict[int, tuple[float, float]]:
-        """By size of the hot set: share of a batch's rows and of its ids that are hot."""
+        """Shares of a batch's rows and of its ids that are hot, by size of the hot set."""
         owners = self.measured.get("owners", {"hits": {}, "totals": [1, 1]})
         rows, ids = owners["totals"]
         return {
@@ -170,6 +173,6 @@ class WorkloadFigures:
 
     @property
     def id_bytes(self) -> int:
-        """Everything else that the fused step sends: ids, counts, padding."""
+        """Bytes of everything else that the fused step sends: ids, counts, padding."""
         assert self.fused is not None
         return self.fused.bytes_sent - self.row_bytes

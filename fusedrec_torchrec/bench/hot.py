@@ -1,4 +1,4 @@
-"""Hot rows of a workload: its most used rows, and the samples that need no others."""
+"""Finds the hot rows of a workload, and the samples that need no others."""
 
 from collections.abc import Iterator
 
@@ -29,31 +29,31 @@ class HotWorkload:
             yield self._source.read(start, min(start + READ, self._source.samples))
 
     def hot_set(self) -> HotSet:
-        """The most used rows."""
+        """Returns the most used rows."""
         return HotSet.most_used(self.profile, self._config.hot_rows)
 
     def hot_samples(self, count: int) -> Samples:
-        """The first samples that need hot rows only.
+        """Returns the first samples that need hot rows only.
 
         Raises:
             ValueError: there are not so many.
         """
-        hot_set, found, taken = self.hot_set(), [], 0
+        hot_set, chosen, taken = self.hot_set(), [], 0
         for samples in self._blocks():
             which = np.flatnonzero(hot_set.hot_samples(samples))[: count - taken]
             taken += len(which)
             if len(which):
-                found.append(samples.take(which))
+                chosen.append(samples.take(which))
         if taken < count:
             raise ValueError(
                 f"workload {self._config.name!r}: {taken} of {self._source.samples} samples need "
                 f"the {self._config.hot_rows} most used rows only, {count} are wanted: raise "
                 "hot_rows or lower batch_size"
             )
-        return Samples.concatenate(found)
+        return Samples.concatenate(chosen)
 
     def options(self, system: str) -> HotOptions:
-        """Settings of a system with hot rows."""
+        """Returns the settings of a system with hot rows."""
         ids = self.hot_set().ids
         return HotOptions(
             tables={name: HotRule(ids=rows.tolist()) for name, rows in ids.items()},

@@ -1,4 +1,4 @@
-"""Emulated hosts: network namespaces on a bridge of their own, their links shaped to a rate.
+"""Emulates hosts: network namespaces on a bridge of their own, their links shaped to a rate.
 
 Needs root and iproute2 on Linux.  The machine's own network is left alone: the bridge lives in a
 namespace, too.
@@ -27,7 +27,7 @@ class Host:
 
 
 def unavailable(link: str) -> str | None:
-    """Why a link cannot be emulated here; None if it can, or is loopback."""
+    """Returns why a link cannot be emulated here; None if it can, or is loopback."""
     if not link:
         return None
     if not RATE.fullmatch(link):
@@ -48,7 +48,7 @@ def unavailable(link: str) -> str | None:
 
 @contextmanager
 def hosts(count: int, link: str) -> Iterator[list[Host]]:
-    """``count`` hosts: this machine with its loopback, or emulated ones that end with the context.
+    """Gives ``count`` hosts: this machine, or emulated ones that end with the context.
 
     Raises:
         ValueError: the link cannot be emulated here.

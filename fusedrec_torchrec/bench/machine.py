@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine that figures were measured on."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PACKAGES = ("fusedrec-torchrec", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, memory, system and versions; no names of hosts, users or paths."""
+    """Returns processor, memory, system and versions; no names of hosts, users or paths."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""All systems on one workload, interleaved.
+"""Measures all systems on one workload, interleaved.
 
 Every system has processes of its own, as in real life: in one process, what the memory allocator
 has learned from one system's tensors changes the times of the next.  They all exist at once and
@@ -26,7 +26,7 @@ def measure(
     prepared: str | None,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Figures of one workload.
+    """Measures one workload; returns what the results file has of it.
 
     Args:
         suite: how to measure.
@@ -49,15 +49,15 @@ def measure(
         counts = None if fused is None else _add_up(fused.ask("counts"))
 
         seconds: dict[str, list[float]] = {name: [] for name in systems}
-        bound_seconds: dict[str, list[float]] = {part: [] for part in BOUNDS if fused is not None}
+        bound_seconds: dict[str, list[float]] = {name: [] for name in BOUNDS if fused is not None}
         for pair in range(suite.pairs):
             numbers = list(range(pair * suite.steps, (pair + 1) * suite.steps))
             for name in (*names[pair % len(names) :], *names[: pair % len(names)]):
                 seconds[name].append(max(systems[name].ask("step", numbers=numbers)))
                 tick()
             if fused is not None:
-                for part, times in bound_seconds.items():
-                    times.append(max(fused.ask("bound", part=part, numbers=numbers)))
+                for operation, times in bound_seconds.items():
+                    times.append(max(fused.ask("bound", operation=operation, numbers=numbers)))
         result: dict[str, Any] = {
             "left_out": left_out,
             "seconds": seconds,
@@ -77,7 +77,7 @@ def measure(
 
 
 def _add_up(answers: list[Any]) -> Any:
-    """Sums of the numbers in lists and dictionaries of one shape."""
+    """Returns the sums of the numbers in lists and dictionaries of one shape."""
     first = answers[0]
     if isinstance(first, dict):
         return {key: _add_up([answer[key] for answer in answers]) for key in first}
@@ -87,7 +87,7 @@ def _add_up(answers: list[Any]) -> Any:
 
 
 def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None) -> dict[str, str]:
-    """Systems that cannot run this workload, and why."""
+    """Returns the systems that cannot run this workload, and why."""
     reasons = {}
     size = table_bytes(workload, open_source(workload, prepared))
     if workload.module == "ec":

@@ -1,4 +1,4 @@
-"""How evenly the owners of rows are asked, and how many requests hot rows spare them; exact."""
+"""Counts how evenly owners of rows are asked, and how many requests hot rows spare them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ HIT_SIZES = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 100_000, 300_000)
 
 
 def owner_requests(workload: Workload) -> dict[str, Any]:
-    """What this rank's batches ask of each owner, with TorchRec's even row ranges.
+    """Counts what this rank's batches ask of each owner, with TorchRec's even row ranges.
 
     ``row_wise`` asks for every id, ``fused_row_wise`` for every row of a batch once, and
     ``fused_hot`` for those of them that are not hot.  ``hits`` has, for hot sets of several sizes,

@@ -1,4 +1,4 @@
-"""Where the time of a fused step goes."""
+"""Measures where the time of a fused step goes."""
 
 import time
 
@@ -12,7 +12,7 @@ __all__ = ["phases_of"]
 
 
 def phases_of(fused: System, workload: Workload, steps: int) -> dict[str, float]:
-    """Mean seconds of each stage of a step, on this rank.
+    """Returns the mean seconds of each stage of a step, on this rank.
 
     ``update`` is FBGEMM's part of backward, from the arrival of the gradients to the end;
     ``other`` is what no stage accounts for; ``step`` is the whole.

@@ -1,4 +1,4 @@
-"""Plots of a benchmark's figures."""
+"""Draws plots of a benchmark's figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +76,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _plain_numbers(axis: Any) -> None:
-    """20, 50, 100 instead of powers of ten, on a logarithmic axis."""
+    """Labels a logarithmic axis with 20, 50, 100 instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -103,7 +103,7 @@ def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
 
 
 def _hit_rates(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
-    """Over the size of the hot set; workloads that differ in their links only are one line."""
+    """Draws hit rates over the size of the hot set; workloads that differ in links only are one."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""``python -m fusedrec_torchrec.bench.rank JOB``: one rank of one system, see ``ranks``.
+"""Runs one rank of one system: ``python -m fusedrec_torchrec.bench.rank JOB``, see ``ranks``.
 
 It reads commands from standard input, one JSON list ``[name, arguments]`` a line, and answers each
 with one line of JSON.  Commands are the methods of ``Rank``; all ranks of a system get the same.
@@ -60,17 +60,17 @@ class Rank:
         return self._workload.batches[number % len(self._workload.batches)]
 
     def step(self, numbers: list[int]) -> float:
-        """Seconds of a training step, mean over the batches of these numbers."""
+        """Returns the seconds of a training step, as a mean over the batches of these numbers."""
         return _seconds(lambda number: self._system.step(self._batch(number)), numbers)
 
-    def bound(self, part: str, numbers: list[int]) -> float:
-        """Seconds of a part of the lower bound, for the same batches."""
+    def bound(self, operation: str, numbers: list[int]) -> float:
+        """Returns the seconds of an operation of the lower bound, for the same batches."""
         assert self._bounds is not None
         count = len(self._workload.batches)
-        return _seconds(self._bounds.parts[part], [number % count for number in numbers])
+        return _seconds(self._bounds.operations[operation], [number % count for number in numbers])
 
     def wire(self) -> list[dict[str, Any]]:
-        """Collectives of the first batch's step; of eight steps if not all are alike."""
+        """Returns the collectives of the first step; of eight steps if not all are alike."""
         with CollectiveCounter() as counter:
             for step in range(steps_alike(self._system.name)):
                 self._system.step(self._batch(step))
@@ -79,26 +79,29 @@ class Rank:
         ]
 
     def counts(self) -> dict[str, int]:
-        """What the first batch asks for; also makes the lower bounds ready."""
+        """Returns what the first batch asks for; also makes the lower bounds ready."""
         self._bounds = Bounds(self._system, self._workload)
         return self._bounds.counts
 
     def phases(self, steps: int) -> dict[str, float]:
+        """Returns where the time of a step goes."""
         return phases_of(self._system, self._workload, steps)
 
     def planner_picks(self) -> dict[str, int]:
+        """Returns how many tables our planner would shard in which way."""
         return planner_picks(self._workload)
 
     def owners(self) -> dict[str, Any]:
+        """Returns what this rank's batches ask of each owner."""
         return owner_requests(self._workload)
 
     def memory(self) -> int:
-        """Peak memory in bytes, beyond what libraries and data took before the model was built."""
+        """Returns peak memory in bytes, beyond what was used before the model was built."""
         return _memory("VmHWM") - self._memory_before
 
 
 def _seconds(function: Callable[[int], None], numbers: list[int]) -> float:
-    """Mean seconds of a call.
+    """Returns the mean seconds of a call.
 
     One call before does not count: caches are those of whatever ran last.
     """
@@ -111,7 +114,7 @@ def _seconds(function: Callable[[int], None], numbers: list[int]) -> float:
 
 
 def _memory(name: str) -> int:
-    """Bytes of this process's memory as Linux counts them: now (VmRSS) or at most (VmHWM)."""
+    """Returns the bytes of this process's memory: now (VmRSS) or at most (VmHWM)."""
     status = Path("/proc/self/status").read_text()
     return next(
         int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name)
@@ -119,6 +122,7 @@ def _memory(name: str) -> int:
 
 
 def main(job_file: str) -> None:
+    """Builds the system of a job, and answers commands until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not look like an answer
     logging.disable(logging.WARNING)  # of TorchRec, about what the suite asks for

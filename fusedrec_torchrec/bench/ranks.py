@@ -1,4 +1,4 @@
-"""The processes of a system: started together, asked together."""
+"""Starts the processes of a system, and asks all of them at once."""
 
 import json
 import os
@@ -82,11 +82,11 @@ class Ranks:
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
-        """Models are built and warm when this returns."""
+        """Waits until models are built and warm on all ranks."""
         self._answers()
 
     def ask(self, command: str, **arguments: Any) -> list[Any]:
-        """What each rank answers to a command of ``rank.Rank``."""
+        """Returns what each rank answers to a command of ``rank.Rank``."""
         line = json.dumps([command, arguments])
         for process in self._processes:
             assert process.stdin is not None
@@ -106,7 +106,7 @@ class Ranks:
         return answers
 
     def _fail(self) -> None:
-        """Tells of the first rank that ended by itself."""
+        """Raises the error of the first rank that ended by itself."""
         for process in self._processes:
             try:
                 process.wait(timeout=5)
@@ -124,7 +124,7 @@ class Ranks:
 
 
 def environment(rank: int, ranks: int, threads: int, interface: str) -> dict[str, str]:
-    """Of a process that is one of several ranks."""
+    """Returns the environment of a process that is one of several ranks."""
     return {
         **os.environ,
         "RANK": str(rank),

@@ -1,4 +1,4 @@
-"""Tables of a benchmark's figures, for terminals and for Markdown files."""
+"""Makes tables of a benchmark's figures, for terminals and for Markdown files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,20 @@ __all__ = ["Table", "print_report", "tables"]
 
 @dataclass(frozen=True)
 class Table:
+    """A table of texts."""
+
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
 
     def markdown(self) -> str:
+        """Returns the table in Markdown, without its title."""
         lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
-    """All tables that the figures give."""
+    """Yields all tables that the figures have something for."""
     yield speeds(workloads)
     with_fused = [w for w in workloads if w.fused is not None]
     if with_fused:
@@ -40,7 +43,7 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
 
 
 def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Median milliseconds of a step, the best stock system, and its ratio to the fused step."""
+    """Shows median times of a step, the best stock system, and its ratio to the fused step."""
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
     rows: list[tuple[str, ...]] = []
     for w in workloads:
@@ -61,7 +64,7 @@ def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def wire(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Bytes and collectives of a step; exact."""
+    """Shows the exact bytes and collectives of a step."""
     rows: list[tuple[str, ...]] = []
     for w in workloads:
         assert w.fused is not None
@@ -103,7 +106,7 @@ def _bytes_of(w: WorkloadFigures, name: str) -> str:
 
 
 def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Distinct rows that travel for each row of output, what is faster, what the planner picks."""
+    """Shows distinct rows for each row of output, what is faster, and what the planner picks."""
     return Table(
         "what to use, measured, and what FusedShardingPlanner picks without a profile",
         ("workload", "distinct rows / outputs", "best stock / fused", "use", "planner picks"),
@@ -121,7 +124,7 @@ def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def hot_rows(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Systems with hot rows against the fused step without, and how evenly owners are asked."""
+    """Shows systems with hot rows against the fused step without, and how owners are asked."""
     names = [name for name in HOT_SYSTEMS if any(name in w.systems for w in workloads)]
     rows: list[tuple[str, ...]] = []
     for w in workloads:
@@ -157,7 +160,7 @@ def hot_rows(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def codecs(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Systems with codecs against the fused step without: bytes, and time."""
+    """Shows bytes and time of systems with codecs against the fused step without."""
     names = [name for name in CODEC_SYSTEMS if any(name in w.systems for w in workloads)]
     rows: list[tuple[str, ...]] = []
     for w in workloads:
@@ -179,16 +182,16 @@ def codecs(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
-    """The fused step against the least it could cost."""
+    """Shows the fused step against the least it could cost."""
     rows: list[tuple[str, ...]] = []
     for w in workloads:
         assert w.fused is not None
-        parts = {name: 1e3 * sorted(t)[len(t) // 2] for name, t in w.bound_seconds.items()}
+        medians = {name: 1e3 * sorted(t)[len(t) // 2] for name, t in w.bound_seconds.items()}
         rows.append(
             (
                 w.title,
                 f"{w.measured['unique'] / max(w.measured['ids'], 1):.1%}",
-                *(f"{value:.2f}" for value in parts.values()),
+                *(f"{value:.2f}" for value in medians.values()),
                 f"{w.fused.milliseconds:.2f}",
                 str(w.efficiency),
             )
@@ -201,7 +204,7 @@ def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def phases(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Where the fused step's time goes, and how much of it the named stages account for."""
+    """Shows where the fused step's time goes, and how much the named stages account for."""
     names = list(workloads[0].phases)
     rows: list[tuple[str, ...]] = []
     for w in workloads:
@@ -223,7 +226,7 @@ def phases(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def memory(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Peak memory of a rank, each system in processes of its own."""
+    """Shows the peak memory of a rank, each system in processes of its own."""
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
     rows: list[tuple[str, ...]] = []
     for w in workloads:
@@ -237,7 +240,7 @@ def memory(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def print_report(document: dict[str, Any], workloads: Sequence[WorkloadFigures]) -> None:
-    """All tables, and what was left out."""
+    """Prints all tables, and what was left out."""
     for table in tables(workloads):
         print_table(table.title, table.columns, table.rows)
         print()

@@ -1,4 +1,4 @@
-"""A suite from start to end: measurements of all workloads, as one JSON document."""
+"""Runs a suite from start to end, and keeps the measurements as one JSON document."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def run_suite(
         suite: what to measure.
         prepared: folder of prepared Criteo data; without it, workloads on it are left out.
         folder: where the results go.
-        only: part of the names of the workloads to run.
+        only: text that the names of the workloads to run contain.
         progress: whether to show a bar.
     """
     workloads = [w for w in suite.expanded() if only is None or only in w.name]
@@ -72,7 +72,7 @@ def run_suite(
 
 
 def load_results(path: Path) -> dict[str, Any]:
-    """A document that ``run_suite`` wrote."""
+    """Reads a document that ``run_suite`` wrote."""
     if not path.is_file():
         raise ValueError(f"{path.parent} holds no results of a benchmark ({path.name} is missing)")
     try:
@@ -86,6 +86,7 @@ def load_results(path: Path) -> dict[str, Any]:
 
 
 def _obstacle(workload: WorkloadConfig, prepared: str | None) -> str | None:
+    """Returns why a workload cannot be run here; None if it can."""
     if workload.data == "criteo" and prepared is None:
         return "needs data in Criteo's format: --data FILE_OR_FOLDER"
     return unavailable(workload.link)

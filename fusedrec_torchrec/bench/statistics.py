@@ -1,4 +1,4 @@
-"""Medians of paired ratios, with intervals.
+"""Computes medians of paired ratios, with intervals.
 
 Timings on shared machines drift; two systems that ran one after the other drifted alike.  So a
 comparison is the median of the ratios of neighbours, and its interval comes from resampling them.
@@ -28,7 +28,7 @@ class Ratio:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Median of ``numerators[i] / denominators[i]``."""
+    """Returns the median of ``numerators[i] / denominators[i]``, and its interval."""
     ratios = np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float)
     picks = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
     medians = np.median(ratios[picks], axis=1)

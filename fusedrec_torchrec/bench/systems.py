@@ -1,4 +1,4 @@
-"""The systems under comparison: one model, sharded in different ways.
+"""Builds the systems under comparison: one model, sharded in different ways.
 
 All have FBGEMM's fused row-wise AdaGrad, except data_parallel: TorchRec runs it on dense gradients
 and a dense optimizer, here the cheapest, SGD.
@@ -58,7 +58,7 @@ class System:
         self._noise = torch.empty(0)
 
     def step(self, batch: KeyedJaggedTensor) -> None:
-        """Forward, backward from a fixed gradient, update."""
+        """Does forward, backward from a fixed gradient, and update."""
         if self._optimizer is not None:
             self._optimizer.zero_grad()
         outputs = outputs_of(self.model(_fresh(batch)))
@@ -67,7 +67,7 @@ class System:
             self._optimizer.step()
 
     def _gradient(self, shape: torch.Size) -> torch.Tensor:
-        """What the rest of a network would send back; making it is not what is measured.
+        """Returns what the rest of a network would send back; making it is not what is measured.
 
         Shapes of sequences differ from batch to batch, so all are cut from one piece.
         """
@@ -78,14 +78,14 @@ class System:
 
 
 def _fresh(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch as a data loader would give it: nothing computed from it yet."""
+    """Returns the batch as a data loader would give it: nothing computed from it yet."""
     return KeyedJaggedTensor(
         keys=batch.keys(), values=batch.values(), lengths=batch.lengths(), stride=batch.stride()
     )
 
 
 def build(name: str, workload: Workload) -> System:
-    """Shards the workload's model; a collective call."""
+    """Shards the workload's model; must be called on all ranks."""
     model = workload.model()
     with _emulated_nodes(2 if name == "table_row_wise" else 1):
         sharder = _sharder(name, workload)
@@ -140,7 +140,7 @@ def _plan(
 
 
 def planner_picks(workload: Workload) -> dict[str, int]:
-    """How many tables our planner would shard in which way, knowing pooling but no profile."""
+    """Returns how many tables our planner would shard in which way, knowing no profile."""
     config = workload.config
     constraint = ParameterConstraints(pooling_factors=[config.pooling])
     planner = FusedShardingPlanner(
@@ -157,7 +157,7 @@ def planner_picks(workload: Workload) -> dict[str, int]:
 
 
 def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:
-    """Tables go to the ranks in turn, as a user who balances by hand would place them."""
+    """Returns how a table is sharded; whole ones go to the ranks in turn."""
     if name == "table_wise":
         return table_wise(rank=table % ranks, compute_kernel="fused")
     if name == "column_wise":
@@ -172,7 +172,7 @@ def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:
 
 
 def _fused_kernel(generator: ParameterShardingGenerator) -> ParameterShardingGenerator:
-    """TorchRec's ``table_row_wise`` takes no kernel, and picks the dense one on CPU."""
+    """Sets the fused kernel: TorchRec's ``table_row_wise`` picks the dense one on CPU."""
 
     def generate(*args: Any) -> ParameterSharding:
         return dataclasses.replace(generator(*args), compute_kernel="fused")
@@ -182,7 +182,7 @@ def _fused_kernel(generator: ParameterShardingGenerator) -> ParameterShardingGen
 
 @contextmanager
 def _emulated_nodes(nodes: int) -> Iterator[None]:
-    """TorchRec learns the ranks of a node from the environment."""
+    """Makes TorchRec believe in several nodes; it learns the ranks of one from the environment."""
     before = os.environ["LOCAL_WORLD_SIZE"]
     if nodes > 1:
         os.environ["LOCAL_WORLD_SIZE"] = str(max(dist.get_world_size() // nodes, 1))

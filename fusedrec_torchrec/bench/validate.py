@@ -1,4 +1,4 @@
-"""The planner's predictions against measurements: bytes, seconds, and which system is best.
+"""Compares the planner's predictions with measurements: bytes, seconds, the best system.
 
 For each number of ranks and each link of a suite the cluster is calibrated, on shapes that are not
 the suite's; then the suite is measured, and every system of every workload is predicted.
@@ -31,10 +31,17 @@ from fusedrec_torchrec.planner.cost.step import STOCK, HotUse, Step, fused_step,
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["Comparison", "Predictor", "calibrated", "compare", "print_validation", "validate"]
+__all__ = [
+    "Comparison",
+    "Predictor",
+    "calibrate_cluster",
+    "compare",
+    "print_validation",
+    "validate",
+]
 
 PRICED = (FUSED, *STOCK, "fused_hot", "fused_hot_every_8")
-MOST_BYTES_OFF, MOST_SECONDS_OFF, MOST_BEHIND = 0.02, 0.15, 0.05
+MOST_BYTES_OFF, MOST_SECONDS_OFF, MOST_SLOWER = 0.02, 0.15, 0.05
 VALIDATION = "validation.json"
 Clusters = Mapping[tuple[int, str], ClusterConfig]
 
@@ -61,23 +68,26 @@ class Comparison:
 
     @property
     def bytes_off(self) -> float:
+        """Relative error of the predicted bytes."""
         return self.bytes_predicted / self.bytes_measured - 1 if self.bytes_measured else 0.0
 
     @property
     def seconds_off(self) -> float:
+        """Relative error of the predicted seconds."""
         return self.seconds_predicted / self.seconds_measured - 1
 
 
-def environments(workloads: Sequence[WorkloadConfig]) -> list[tuple[int, str]]:
-    """Ranks and link of all workloads."""
+def ranks_and_links(workloads: Sequence[WorkloadConfig]) -> list[tuple[int, str]]:
+    """Returns the numbers of ranks and the links of all workloads, each pair once."""
     return list(dict.fromkeys((workload.ranks, workload.link) for workload in workloads))
 
 
 def cluster_file(folder: Path, ranks: int, link: str) -> Path:
+    """Returns the file of a calibrated cluster."""
     return folder / f"cluster_{ranks}_{link or 'loopback'}.yaml"
 
 
-def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> ClusterConfig:
+def calibrate_cluster(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> ClusterConfig:
     """Measures a cluster of emulated hosts, where the benchmark's ranks will be.
 
     What a link is shaped to does not change what machines can do: rates are those of loopback.
@@ -88,7 +98,7 @@ def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> Clust
     name = f"{ranks} ranks, {link or 'loopback'}"
     command = [sys.executable, "-m", "fusedrec_torchrec.planner.calibrate.measure", "--quiet"]
     if link:
-        calibrated(folder, ranks, "", suite)
+        calibrate_cluster(folder, ranks, "", suite)
         command += ["--rates-of", str(cluster_file(folder, ranks, ""))]
     with tempfile.TemporaryDirectory() as scratch, hosts(ranks, link) as places:
         command += ["--store", f"{scratch}/store", "--output", str(path), "--name", name]
@@ -115,7 +125,7 @@ def calibrated(folder: Path, ranks: int, link: str, suite: SuiteConfig) -> Clust
 
 
 class Predictor:
-    """Steps of workloads, by the cost model.
+    """Predicts steps of workloads with the cost model.
 
     Args:
         prepared: folder of prepared Criteo data, if there is one.
@@ -126,7 +136,7 @@ class Predictor:
         self._counted: dict[str, HotWorkload] = {}
 
     def _hot(self, config: WorkloadConfig) -> HotWorkload:
-        """The workload's data, counted once."""
+        """Returns the access profile of the workload's data, which is counted once."""
         data = "criteo" if config.data == "criteo" else config.name
         key = f"{data} {config.hot_rows}"
         if key not in self._counted:
@@ -134,7 +144,7 @@ class Predictor:
         return self._counted[key]
 
     def tables(self, config: WorkloadConfig, counted: bool = False) -> list[TableLoad]:
-        """What a workload asks of its tables: by its law, or as its data was counted."""
+        """Returns what a workload asks of its tables: by its law, or as its data was counted."""
         pooled = config.module == "ebc"
         if config.data == "zipf" and not counted:
             law = RowClasses.uniform(config.rows)
@@ -159,7 +169,7 @@ class Predictor:
         return tables
 
     def step(self, system: str, config: WorkloadConfig) -> Step:
-        """A step of a system."""
+        """Predicts a step of a system."""
         # Which rows are hot was counted; a law does not know the luck of these rows.
         tables = self.tables(config, counted=system in HOT_SYSTEMS)
         batch, ranks = config.batch_size, config.ranks
@@ -171,14 +181,14 @@ class Predictor:
         if system in HOT_SYSTEMS:
             ids = self._hot(config).hot_set().ids
             by_table = [ids[table.name] for table in tables]
-            hot = HotUse(np.array([len(each) for each in by_table]), steps_alike(system), by_table)
+            hot = HotUse(np.array([len(rows) for rows in by_table]), steps_alike(system), by_table)
         return fused_step(tables, batch, ranks, hot=hot)
 
 
 def compare(
     results: Sequence[dict[str, Any]], clusters: Clusters, prepared: str | None
 ) -> Iterator[Comparison]:
-    """All systems of all measured workloads that the cost model has a price for."""
+    """Yields a comparison for each measured system that the cost model has a price for."""
     predictor = Predictor(prepared)
     for result in results:
         workload = WorkloadFigures(result)
@@ -199,20 +209,20 @@ def compare(
             )
 
 
-def behind(comparisons: Sequence[Comparison]) -> dict[str, tuple[str, str, float]]:
-    """Of each workload: the predicted best, the measured best, how much slower the first is."""
-    found = {}
-    for name in dict.fromkeys(each.workload for each in comparisons):
-        of_one = [each for each in comparisons if each.workload == name]
-        guess = min(of_one, key=lambda each: each.seconds_predicted)
-        best = min(of_one, key=lambda each: each.seconds_measured)
-        late = guess.seconds_measured / best.seconds_measured - 1
-        found[name] = (guess.system, best.system, late)
-    return found
+def best_systems(comparisons: Sequence[Comparison]) -> dict[str, tuple[str, str, float]]:
+    """Returns by workload the predicted and the measured best, and how much slower the first is."""
+    best = {}
+    for name in dict.fromkeys(c.workload for c in comparisons):
+        systems = [c for c in comparisons if c.workload == name]
+        predicted = min(systems, key=lambda c: c.seconds_predicted)
+        measured = min(systems, key=lambda c: c.seconds_measured)
+        slower = predicted.seconds_measured / measured.seconds_measured - 1
+        best[name] = (predicted.system, measured.system, slower)
+    return best
 
 
 def print_validation(comparisons: Sequence[Comparison]) -> None:
-    """A line for each system of each workload, and what they say together."""
+    """Prints a line for each system of each workload, and what all of them say."""
     print_table(
         "predicted and measured",
         (
@@ -221,45 +231,45 @@ def print_validation(comparisons: Sequence[Comparison]) -> None:
         ),
         [
             (
-                each.workload,
-                each.system,
-                f"{each.bytes_measured / 1024:.1f}",
-                f"{each.bytes_predicted / 1024:.1f}",
-                f"{each.bytes_off:+.1%}",
-                f"{1e3 * each.seconds_measured:.2f}",
-                f"{1e3 * each.seconds_predicted:.2f}",
-                f"{each.seconds_off:+.0%}",
+                c.workload,
+                c.system,
+                f"{c.bytes_measured / 1024:.1f}",
+                f"{c.bytes_predicted / 1024:.1f}",
+                f"{c.bytes_off:+.1%}",
+                f"{1e3 * c.seconds_measured:.2f}",
+                f"{1e3 * c.seconds_predicted:.2f}",
+                f"{c.seconds_off:+.0%}",
             )
-            for each in comparisons
+            for c in comparisons
         ],
     )
-    best = behind(comparisons)
+    best = best_systems(comparisons)
     print_table(
         "the best system",
         ("workload", "predicted", "measured", "predicted one is slower by"),
-        [(name, *names, f"{late:.1%}") for name, (*names, late) in best.items()],
+        [(name, *names, f"{slower:.1%}") for name, (*names, slower) in best.items()],
     )
     print("\n".join(verdict(comparisons)))
 
 
 def verdict(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the comparisons say together."""
-    bytes_off = [abs(each.bytes_off) for each in comparisons]
-    seconds_off = [abs(each.seconds_off) for each in comparisons]
-    best = behind(comparisons)
-    right = sum(late <= MOST_BEHIND for _, _, late in best.values())
-    within = sum(each <= MOST_BYTES_OFF for each in bytes_off)
+    """Returns what all comparisons say, in a few lines."""
+    bytes_off = [abs(c.bytes_off) for c in comparisons]
+    seconds_off = [abs(c.seconds_off) for c in comparisons]
+    best = best_systems(comparisons)
+    right = sum(slower <= MOST_SLOWER for _, _, slower in best.values())
+    within = sum(off <= MOST_BYTES_OFF for off in bytes_off)
     return [
         f"bytes: {within} of {len(bytes_off)} within {MOST_BYTES_OFF:.0%}, largest error "
         f"{max(bytes_off):.1%}",
         f"seconds: median error {np.median(seconds_off):.1%} (wanted {MOST_SECONDS_OFF:.0%}), "
         f"largest {max(seconds_off):.0%}, over {len(best)} configurations",
-        f"best system: within {MOST_BEHIND:.0%} of the measured best in {right} of {len(best)}",
+        f"best system: within {MOST_SLOWER:.0%} of the measured best in {right} of {len(best)}",
     ]
 
 
 def compare_again(folder: Path, prepared: str | None) -> list[Comparison]:
-    """Predictions of this cost model for what an earlier run has measured.
+    """Compares this cost model's predictions with what an earlier run has measured.
 
     Raises:
         ValueError: the folder has no such figures.
@@ -280,31 +290,31 @@ def validate(
     folder.mkdir(parents=True, exist_ok=True)
     workloads = [w for w in suite.expanded() if only is None or only in w.name]
     clusters: dict[tuple[int, str], ClusterConfig] = {}
-    places = [place for place in environments(workloads) if unavailable(place[1]) is None]
+    places = [place for place in ranks_and_links(workloads) if unavailable(place[1]) is None]
     for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):
-        clusters[ranks, link] = calibrated(folder, ranks, link, suite)
+        clusters[ranks, link] = calibrate_cluster(folder, ranks, link, suite)
     document = run_suite(suite, prepared, folder, only, progress)
     comparisons = list(compare(document["results"], clusters, prepared))
-    write_json(folder / VALIDATION, {"comparisons": [asdict(each) for each in comparisons]})
+    write_json(folder / VALIDATION, {"comparisons": [asdict(c) for c in comparisons]})
     draw_validation(folder / "predicted.png", comparisons)
     return comparisons
 
 
 def draw_validation(path: Path, comparisons: Sequence[Comparison]) -> None:
-    """Predicted over measured step times."""
+    """Draws predicted over measured step times."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 5.5), layout="constrained")
     axis = figure.subplots()
-    for system in dict.fromkeys(each.system for each in comparisons):
-        of_one = [each for each in comparisons if each.system == system]
+    for system in dict.fromkeys(c.system for c in comparisons):
+        workloads = [c for c in comparisons if c.system == system]
         axis.scatter(
-            [1e3 * each.seconds_measured for each in of_one],
-            [1e3 * each.seconds_predicted for each in of_one],
+            [1e3 * c.seconds_measured for c in workloads],
+            [1e3 * c.seconds_predicted for c in workloads],
             s=22,
             label=system,
         )
-    ends = [1e3 * f(each.seconds_measured for each in comparisons) for f in (min, max)]
+    ends = [1e3 * f(c.seconds_measured for c in comparisons) for f in (min, max)]
     for factor, style in ((1.0, "-"), (1.15, ":"), (1 / 1.15, ":")):
         axis.plot(ends, [factor * end for end in ends], style, color="#9aa0a6", linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")

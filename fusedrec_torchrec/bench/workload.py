@@ -1,4 +1,4 @@
-"""A workload's model and batches, the same for every system."""
+"""Makes a workload's model and batches, the same for every system."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
-    """The embedding part of a model, alone: what sharding is about."""
+    """A model of nothing but embeddings: what sharding is about."""
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Workload:
     def make(
         cls, config: WorkloadConfig, source: Source, rank: int, hot_rows: bool = False
     ) -> "Workload":
-        """Rank's share of the data: batches of all ranks alternate.
+        """Makes a rank's share of the data: batches of all ranks alternate.
 
         Args:
             config: the workload.
@@ -88,7 +88,7 @@ class Workload:
         return cls(config, rows, dims, batches, hot)
 
     def model(self) -> Model:
-        """The unsharded model, without memory for its tables."""
+        """Returns the unsharded model, without memory for its tables."""
         tables = [
             {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": [name]}
             for (name, rows), dim in zip(self.table_rows.items(), self.dims, strict=True)
@@ -103,18 +103,18 @@ class Workload:
 
 
 def table_bytes(config: WorkloadConfig, source: Source) -> int:
-    """Size of all tables."""
+    """Returns the bytes of all tables."""
     rows = source.table_rows.values()
     return 4 * sum(n * dim for n, dim in zip(rows, dims_of(config, len(rows)), strict=True))
 
 
 def dims_of(config: WorkloadConfig, tables: int) -> list[int]:
-    """Columns of each table."""
+    """Returns the number of columns of each table."""
     return [config.dims[i % len(config.dims)] for i in range(tables)]
 
 
 def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
-    """The data of a workload."""
+    """Opens the data of a workload."""
     if config.data == "criteo":
         if prepared is None:
             raise ValueError(
@@ -146,7 +146,7 @@ def _batch(samples: Samples, names: list[str]) -> KeyedJaggedTensor:
 
 
 def outputs_of(result: object) -> list[torch.Tensor]:
-    """The tensors that a model returned, waited for."""
+    """Waits for what a model returned, and returns its tensors."""
     if hasattr(result, "wait"):
         result = result.wait()
     if isinstance(result, KeyedTensor):

@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor overlap.
+"""Finds out whether the chunks of a tensor overlap.
 
 A tensor is read chunk by chunk, and elements are counted to see whether all were there.  That
 count means something only if no element is in two chunks.
@@ -14,25 +14,25 @@ Box = tuple[Sequence[int], Sequence[int]]  # offsets, sizes
 
 
 def overlapping(boxes: Sequence[Box]) -> str | None:
-    """Returns what is wrong with boxes that must not overlap, None if nothing is.
+    """Returns which boxes overlap, in words; None if none do.
 
     Boxes are cut apart along the planes that go through none of them, first across one dimension,
     then across the next.  Every sharding can be cut apart like that; what cannot is compared
     box by box, and refused if there are too many for it.
     """
     full = [box for box in boxes if all(box[1])]
-    groups = [(full, 0)]
-    while groups:
-        group, cuts = groups.pop()
-        if len(group) < 2:
+    pending = [(full, 0)]
+    while pending:
+        remaining, cuts = pending.pop()
+        if len(remaining) < 2:
             continue
-        parts = _cut_apart(group) if cuts < MOST_CUTS else [group]
-        if len(parts) > 1:
-            groups += [(part, cuts + 1) for part in parts]
-        elif len(group) > MOST_PAIRS:
-            return f"{len(group)} chunks lie across each other"
-        elif (found := _overlapping_pair(group)) is not None:
-            first, second = found
+        separate = _cut_apart(remaining) if cuts < MOST_CUTS else [remaining]
+        if len(separate) > 1:
+            pending += [(some_boxes, cuts + 1) for some_boxes in separate]
+        elif len(remaining) > MOST_PAIRS:
+            return f"{len(remaining)} chunks lie across each other"
+        elif (pair := _overlapping_pair(remaining)) is not None:
+            first, second = pair
             return (
                 f"chunks of sizes {list(first[1])} at {list(first[0])} and of sizes "
                 f"{list(second[1])} at {list(second[0])} overlap"
@@ -41,18 +41,19 @@ def overlapping(boxes: Sequence[Box]) -> str | None:
 
 
 def _cut_apart(boxes: list[Box]) -> list[list[Box]]:
+    """Divides boxes by planes across one dimension that go through none of them."""
     for dimension in range(len(boxes[0][0])):
         ordered = sorted(boxes, key=lambda box: box[0][dimension])
-        parts: list[list[Box]] = []
+        separate: list[list[Box]] = []
         end = -1
         for box in ordered:
             begin = box[0][dimension]
             if begin >= end:
-                parts.append([])
-            parts[-1].append(box)
+                separate.append([])
+            separate[-1].append(box)
             end = max(end, begin + box[1][dimension])
-        if len(parts) > 1:
-            return parts
+        if len(separate) > 1:
+            return separate
     return [boxes]
 
 

@@ -1,4 +1,4 @@
-"""The tables of a checkpoint, with their optimizer states, and what else it has."""
+"""Lists the tables of a checkpoint with their optimizer states, and what else it has."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,12 +38,12 @@ class StoredTable:
 
     @property
     def bytes(self) -> int:
-        """Of the weight."""
+        """Bytes of the weight."""
         return self.rows * self.columns * self.dtype.itemsize
 
 
 class Contents:
-    """What a checkpoint holds, by its metadata, with or without a manifest.
+    """What a checkpoint holds, according to its metadata and its manifest, if it has one.
 
     Args:
         path: folder of the checkpoint.
@@ -59,7 +59,7 @@ class Contents:
 
     @cached_property
     def tables(self) -> dict[str, StoredTable]:
-        """By name."""
+        """The tables by name; those that several modules have under one name, by path."""
         tensors = self.reader.tensors
         names = StateNames(tensors, WEIGHTS)
         by_name: dict[str, list[StoredTable]] = {}
@@ -79,13 +79,13 @@ class Contents:
                 states=names.of_weight(name.removeprefix(f"{WEIGHTS}.")),
             )
             by_name.setdefault(table.name, []).append(table)
-        found: dict[str, StoredTable] = {}
+        unique: dict[str, StoredTable] = {}
         for name, tables in by_name.items():
             for table in tables:  # of several modules: told apart by their paths
                 path = table.weight.removeprefix(f"{WEIGHTS}.").removesuffix(".weight")
                 shown = name if len(tables) == 1 else path
-                found[shown] = replace(table, name=shown)
-        return found
+                unique[shown] = replace(table, name=shown)
+        return unique
 
     @cached_property
     def others(self) -> list[str]:
@@ -98,15 +98,15 @@ class Contents:
         return [name for name in self.reader.tensors if name not in of_tables]
 
     def state(self, table: StoredTable, kind: str) -> StoredState:
-        """One of a table's optimizer states."""
+        """Returns one of a table's optimizer states."""
         return StoredState(self.reader, table.states[kind], table.rows, table.columns, table.weight)
 
     def entry(self, table: StoredTable) -> TableEntry | None:
-        """What the manifest says of a table."""
+        """Returns what the manifest says of a table; None if it says nothing."""
         return None if self.manifest is None else self.manifest.of_weight(table.weight)
 
     def sharding(self, table: StoredTable) -> str:
-        """As the manifest has it, or as its shards look."""
+        """Returns the sharding of a table, as the manifest has it or as its shards look."""
         entry = self.entry(table)
         if entry is not None and entry.sharding is not None:
             return entry.sharding

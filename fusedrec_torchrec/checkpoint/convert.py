@@ -1,10 +1,10 @@
-"""A checkpoint as another sharding on another number of ranks would have written it.
+"""Converts a checkpoint to what another sharding or number of ranks would have written.
 
 ``load_checkpoint`` needs no conversion.  This is for whoever loads with
 torch.distributed.checkpoint alone, as a stock TorchRec training does: names and shapes of optimizer
-states are then those that the other sharding has, and each rank finds its parts in its own files.
+states are then those that the other sharding has, and each rank finds its shards in its own files.
 
-Parts are read when they are written, some megabytes at a time.
+Pieces are read when they are written, some megabytes at a time.
 """
 
 import io
@@ -61,12 +61,12 @@ Shard = tuple[int, tuple[int, ...], tuple[int, ...]]  # rank, offsets, sizes
 def plan_for(
     contents: Contents, world_size: int, sharding: str, tables: Mapping[str, str] | None = None
 ) -> PlanFile:
-    """A plan for all tables of a checkpoint.
+    """Makes a plan for all tables of a checkpoint.
 
     Args:
-        contents: of the checkpoint.
-        world_size: ranks.
-        sharding: of all tables.
+        contents: what the checkpoint holds.
+        world_size: number of ranks.
+        sharding: that of all tables that are not in ``tables``.
         tables: shardings of single tables.
 
     Raises:
@@ -115,7 +115,7 @@ def _shards(table: StoredTable, sharding: str, load: Sequence[int]) -> list[Shar
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a tensor of the new checkpoint, and how to come by it."""
+    """A piece of a tensor of the new checkpoint, and how to read it from the old one."""
 
     name: str
     rank: int
@@ -166,6 +166,8 @@ def convert(
 
 
 class _Conversion:
+    """Decides which rank writes which piece, and writes them."""
+
     def __init__(self, contents: Contents, plan: PlanFile) -> None:
         self._contents, self._reader, self._plan = contents, contents.reader, plan
         self._pieces: list[_Piece] = []
@@ -238,7 +240,7 @@ class _Conversion:
         stored: Any,
         replicated: bool,
     ) -> None:
-        """Numbers of rows, some at a time."""
+        """Adds pieces of a state with one number for each row, some rows at a time."""
         step = max(PIECE // dtype.itemsize, 1)
         for begin in range(0, count, step):
             rows = min(step, count - begin)
@@ -252,7 +254,7 @@ class _Conversion:
             self._add(_Piece(name, rank, offsets, sizes, dtype, read))
 
     def _steps(self, table: StoredTable) -> None:
-        """Torch's optimizers count steps."""
+        """Adds the number of steps, which torch's optimizers count."""
         parsed = parse_state(next(iter(table.states.values())))
         assert parsed is not None
         manifest = self._contents.manifest
@@ -271,7 +273,7 @@ class _Conversion:
     def _boxes(
         self, old: str, new: str, size: torch.Size, dtype: torch.dtype, shards: Sequence[Shard]
     ) -> None:
-        """Shards of a tensor of two dimensions, some rows at a time."""
+        """Adds pieces of the shards of a tensor of two dimensions, some rows at a time."""
         self._about[new] = _about(size, dtype)
         for rank, offsets, sizes in shards:
             step = max(PIECE // max(sizes[1] * dtype.itemsize, 1), 1)
@@ -285,7 +287,7 @@ class _Conversion:
                 self._add(_Piece(new, rank, at, (rows, sizes[1]), dtype, read))
 
     def _replicated(self, name: str, size: torch.Size) -> None:
-        """A tensor of all ranks, which one of them writes."""
+        """Adds a tensor that all ranks have, which one of them writes."""
         dtype = self._reader.tensors[name].properties.dtype
         self._about[name] = _about(size, dtype)
         at = (0,) * len(size)
@@ -303,7 +305,7 @@ class _Conversion:
         return min(range(self._plan.ranks), key=lambda rank: (self._load[rank], rank))
 
     def _rename(self, old: str, new: str, last: str) -> None:
-        """In what tells nested names from flat ones."""
+        """Renames a state in what tells nested names from flat ones."""
         path = self._paths.pop(old, None)
         if path is not None:
             self._paths[new] = (*path[:-1], last)
@@ -311,11 +313,12 @@ class _Conversion:
     # ------------------------------------------------------------ writing
 
     def write(self, folder: Path, progress: Callable[[int], None]) -> None:
+        """Writes the checkpoint into a folder."""
         manifest = self._manifest(folder)
-        made_anew = {MANIFEST, METADATA_FILE, *(path.name for path in folder.iterdir())}
+        written_anew = {MANIFEST, METADATA_FILE, *(path.name for path in folder.iterdir())}
         for path in self._contents.path.iterdir():
             is_data = path.suffix == ".distcp" or path.name.startswith("plan.")
-            if path.is_file() and not is_data and path.name not in made_anew:
+            if path.is_file() and not is_data and path.name not in written_anew:
                 _copy(path, folder / path.name)
         _update_run_state(folder, self._plan.ranks)
         writer = CheckedWriter(folder, manifest)
@@ -336,7 +339,7 @@ class _Conversion:
         writer.finish(Metadata(stored, planner_data=self._paths), results)
 
     def _files(self, rank: int) -> list[list[_Piece]]:
-        """Pieces of a rank, in files that are not too large."""
+        """Returns the pieces of a rank, in files that are not too large."""
         mine = [piece for piece in self._pieces if piece.rank == rank]
         ends = accumulate(piece.bytes for piece in mine)
         files: dict[int, list[_Piece]] = {}
@@ -371,7 +374,7 @@ class _Conversion:
 
 
 def _update_run_state(folder: Path, ranks: int) -> None:
-    """A run's own file tells how many ranks wrote a checkpoint."""
+    """Corrects the number of ranks in the file that a run puts into its checkpoints."""
     path = folder / "run.json"
     if path.is_file():
         state = read_json(folder, path.name)
@@ -393,7 +396,7 @@ def _about(size: Sequence[int], dtype: torch.dtype) -> TensorStorageMetadata:
 
 
 def _state_name(kind: str, replicated: bool, adam: bool) -> str:
-    """What a state is called by fused optimizers, or by torch's."""
+    """Returns what a state is called by fused optimizers, or by torch's."""
     if kind in ("exp_avg_sq", "momentum2"):
         return "exp_avg_sq"
     if replicated and kind != "momentum1":
@@ -425,7 +428,7 @@ def _write(
 
 
 class _Pieces(SavePlanner):
-    """Reads what is to be written when it is."""
+    """Reads a piece when it is to be written."""
 
     def __init__(self, pieces: Sequence[_Piece], objects: Mapping[str, bytes]) -> None:
         self._pieces = {MetadataIndex(piece.name, piece.offsets): piece for piece in pieces}

@@ -1,4 +1,4 @@
-"""The types of numbers that a checkpoint can have, by the names that files have for them."""
+"""The types of numbers that a checkpoint can have, by the names that files give them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Tables as files for serving: safetensors or Parquet, a file for each table.
+"""Exports tables for serving, as a safetensors or Parquet file for each table.
 
 Rows are read and written some at a time, so a table need not fit into memory.
 """
@@ -28,7 +28,7 @@ ARROW: dict[torch.dtype, Any] = {
 
 
 class _Columns:
-    """What is written of a table: its weight and perhaps its optimizer states."""
+    """The columns that are written of a table: its weight and perhaps its optimizer states."""
 
     def __init__(self, contents: Contents, table: StoredTable, with_states: bool) -> None:
         self._contents, self.table = contents, table
@@ -48,7 +48,7 @@ class _Columns:
                 )
 
     def about(self) -> dict[str, str]:
-        """What a server must know beside the numbers."""
+        """Returns what a server must know beside the numbers."""
         about = {"table": self.table.name}
         entry, manifest = self._contents.entry(self.table), self._contents.manifest
         if manifest is not None and manifest.step is not None:
@@ -58,7 +58,7 @@ class _Columns:
         return about
 
     def read(self, name: str, first: int, rows: int) -> torch.Tensor:
-        """[rows, width] of one of them."""
+        """Returns some rows of one of the columns, [rows, width]."""
         into = torch.empty(rows, self.widths[name], dtype=self.types[name])
         if name == "weight":
             self._contents.reader.read(self.table.weight, (first, 0), into)
@@ -71,7 +71,7 @@ class _Columns:
         return into
 
     def ranges(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """(first row, rows) of pieces that fit into memory."""
+        """Yields (first row, rows) of pieces that fit into memory."""
         row = sum(self.widths[name] * self.types[name].itemsize for name in names)
         step = max(AT_ONCE // max(row, 1), 1)
         for first in range(0, self.table.rows, step):
@@ -81,10 +81,10 @@ class _Columns:
 def export_table(
     contents: Contents, table: StoredTable, folder: Path, form: str, with_states: bool = False
 ) -> Path:
-    """Writes ``folder/table.safetensors`` or ``folder/table.parquet``.
+    """Writes a table to ``folder/table.safetensors`` or ``folder/table.parquet``.
 
     Args:
-        contents: of the checkpoint.
+        contents: what the checkpoint holds.
         table: one of its tables.
         folder: where the file goes.
         form: one of ``FORMATS``.
@@ -110,7 +110,7 @@ def export_table(
 
 
 def _write_safetensors(columns: _Columns, path: Path) -> None:
-    """The format is a header of JSON and the tensors' bytes, one after another."""
+    """Writes a header of JSON and the tensors' bytes, one after another."""
     rows, header, at = columns.table.rows, {}, 0
     for name, width in columns.widths.items():
         dtype = columns.types[name]
@@ -131,7 +131,7 @@ def _write_safetensors(columns: _Columns, path: Path) -> None:
 
 
 def _write_parquet(columns: _Columns, path: Path) -> None:
-    """A row number, the weight as a list of fixed size, states as numbers or lists."""
+    """Writes a row number, the weight as a list of fixed size, and states as numbers or lists."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
     for name, width in columns.widths.items():
         kind = ARROW[columns.types[name]]

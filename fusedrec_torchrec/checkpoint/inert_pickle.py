@@ -1,8 +1,8 @@
-"""A pickle, read as a description: nothing that it names is looked up, called or changed.
+"""Reads a pickle as a description: nothing that it names is looked up, called or changed.
 
 Python's own unpickler is a machine that calls what a file tells it to call and sets attributes of
 what a file tells it to change.  This one only writes down what it was told.  A name of a class or
-function stays a ``Name``, a call becomes a ``Made``, a dict stays a list of pairs, so that nothing
+function stays a ``Name``, a call becomes a ``Call``, a dict stays a list of pairs, so that nothing
 is hashed either.  Whoever wants objects makes them of that, field by field.
 
 It knows the opcodes that Python and torch write for plain data and instances, of protocols 2 to 5,
@@ -18,7 +18,7 @@ from typing import Any
 
 from fusedrec_torchrec.core.folder_files import shown
 
-__all__ = ["Made", "Name", "Pairs", "Persistent", "read_pickle"]
+__all__ = ["Call", "Name", "Pairs", "Persistent", "read_pickle"]
 
 PROTOCOLS = (2, 3, 4, 5)
 DEEPEST_MARKS = 100  # containers that are open at the same time
@@ -39,14 +39,14 @@ class Pairs(list[tuple[Any, Any]]):
     __slots__ = ()
 
 
-class Made:
-    """What a pickle makes by calling something.
+class Call:
+    """An object that a pickle makes by calling something.
 
     Attributes:
-        name: what it calls.
+        name: full name of what it calls.
         arguments: of the call.
-        state: what it wants the object to be, None if it does not say.
-        items: that it wants to put into the object.
+        state: the state that it wants to give to the object, None if it does not.
+        items: the items that it wants to put into the object.
     """
 
     __slots__ = ("arguments", "items", "name", "state")
@@ -82,6 +82,8 @@ def read_pickle(content: bytes, allowed: frozenset[str]) -> Any:
 
 
 class _Machine:
+    """The stack machine of a pickle, whose opcodes only write down what they were told."""
+
     def __init__(self, content: bytes, allowed: frozenset[str]) -> None:
         self.content, self.allowed = content, allowed
         self.at = 0
@@ -104,7 +106,7 @@ class _Machine:
                 raise ValueError(f"it has more than {LARGEST_STACK} objects in one")
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Returns the next bytes."""
         end = self.at + count
         if end > len(self.content):
             raise ValueError(f"it is truncated: {count} bytes are missing at byte {self.at}")
@@ -138,9 +140,9 @@ class _Machine:
     # ------------------------------------------------------------ opcodes
 
     def protocol(self) -> None:
-        found = self.number(1)
-        if found not in PROTOCOLS:
-            raise ValueError(f"it has protocol {found}, must be one of {PROTOCOLS}")
+        version = self.number(1)
+        if version not in PROTOCOLS:
+            raise ValueError(f"it has protocol {version}, must be one of {PROTOCOLS}")
 
     def frame(self) -> None:
         if self.number(8) > len(self.content) - self.at:
@@ -194,9 +196,9 @@ class _Machine:
 
     def _put(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is Made and target.items is None:
+        if type(target) is Call and target.items is None:
             target.items = Pairs()
-        pairs = target.items if type(target) is Made else target
+        pairs = target.items if type(target) is Call else target
         if type(pairs) is not Pairs or len(items) % 2:
             raise ValueError("it puts items into what is no dict")
         pairs.extend(zip(items[::2], items[1::2], strict=True))
@@ -205,12 +207,12 @@ class _Machine:
         arguments, name = self.stack.pop(), self.stack.pop()
         if type(name) is not Name or type(arguments) is not tuple:
             raise ValueError("it calls what is no name")
-        self.stack.append(Made(name.full, arguments))
+        self.stack.append(Call(name.full, arguments))
 
     def build(self) -> None:
-        """The only thing that has a state is an instance, once."""
+        """Gives a state to an object, which must be a new one."""
         state, target = self.stack.pop(), self.stack[-1]
-        if type(target) is not Made or target.state is not None or state is None:
+        if type(target) is not Call or target.state is not None or state is None:
             what = target.full if type(target) is Name else type(target).__name__
             raise ValueError(f"it sets attributes of {what}, which is no new instance")
         target.state = state

@@ -1,6 +1,6 @@
 """Loads a checkpoint into a model of whatever sharding, on whatever number of ranks.
 
-Each rank reads its own parts.  An optimizer state that has another name or shape in the
+Each rank reads its own shards.  An optimizer state that has another name or shape in the
 checkpoint is converted, and the report says so.  What goes wrong on one rank is raised on all.
 """
 
@@ -19,9 +19,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import OBJ_PATH, set_element
 from torchrec.optim.keyed import KeyedOptimizer
 
-from fusedrec_torchrec.checkpoint.codec_state import is_compressed, load_compression_state
+from fusedrec_torchrec.checkpoint.codec_state import has_codec_state, load_codec_state
+from fusedrec_torchrec.checkpoint.local_shards import local_shards
 from fusedrec_torchrec.checkpoint.manifest import check_hashing, read_manifest
-from fusedrec_torchrec.checkpoint.parts import local_parts
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.table_state import (
     COUNTS,
@@ -31,15 +31,15 @@ from fusedrec_torchrec.checkpoint.table_state import (
     number_of_states,
     parse_state,
 )
-from fusedrec_torchrec.checkpoint.verify import verify_together
+from fusedrec_torchrec.checkpoint.verify import verify_on_all_ranks
 from fusedrec_torchrec.core.all_ranks import raise_on_all_ranks
 
-__all__ = ["OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
+__all__ = ["CODEC_STATE", "OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]
 
 log = logging.getLogger(__name__)
 WEIGHTS = "model"
 OPTIMIZER = "optimizer"
-COMPRESSION = "compression"
+CODEC_STATE = "compression"  # the name in checkpoints
 RANK = re.compile("[0-9]{1,7}")
 
 
@@ -71,8 +71,8 @@ def load_checkpoint(
     Args:
         path: folder of the checkpoint.
         model: to load into.
-        optimizer: to load into, and with it what compression keeps from step to step; None loads
-            weights only.
+        optimizer: to load into, and with it what codecs keep from step to step; None loads weights
+            only.
         verify: whether to compare checksums before anything is loaded.
         leave: what the names begin with that are not loaded.
 
@@ -82,33 +82,26 @@ def load_checkpoint(
     """
     path = Path(path)
     if verify:
-        verify_together(path)
+        verify_on_all_ranks(path)
     state: dict[str, Any] = {WEIGHTS: model.state_dict()}
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
     report = LoadReport()
     reader = CheckpointReader(path)
-    work: list[Callable[[], None]] = []
+    reads: list[Callable[[], None]] = []
+    codec_states: list[dict[str, torch.Tensor]] = []
+    is_own = False
 
     def check() -> None:
         check_hashing(read_manifest(path), model, state[WEIGHTS], path, WEIGHTS)
-        work.extend(_Load(reader, report, leave).fill(state))
-
-    compression: list[dict[str, torch.Tensor]] = []
-    own_compression = False
+        reads.extend(_Load(reader, report, leave).plan_reads(state))
 
     def read() -> None:
-        nonlocal own_compression
-        for each in work:
-            each()
+        nonlocal codec_states, is_own
+        for read_tensor in reads:
+            read_tensor()
         if optimizer is not None:
-            stored = _CompressionStates(reader)
-            own_compression = stored.ranks == list(range(dist.get_world_size()))
-            if is_compressed(model):
-                wanted = [dist.get_rank()] if own_compression else stored.ranks
-                compression.extend(stored.read(rank) for rank in wanted)
-            elif stored.ranks:
-                log.warning("%s: what compression had left of gradients is not used here", path)
+            codec_states, is_own = _read_codec_states(reader, model)
 
     # All ranks must find that it fits before one of them changes a number.
     for phase in (check, read):
@@ -116,21 +109,39 @@ def load_checkpoint(
     model.load_state_dict(state[WEIGHTS])
     if optimizer is not None:
         optimizer.load_state_dict(state[OPTIMIZER])
-        load_compression_state(model, compression, own_compression)
+        load_codec_state(model, codec_states, is_own)
     for line in report.converted:
         log.info("%s: %s", path, line)
     return report
 
 
-class _CompressionStates:
-    """What compression kept on each of the ranks that wrote the checkpoint."""
+def _read_codec_states(
+    reader: CheckpointReader, model: nn.Module
+) -> tuple[list[dict[str, torch.Tensor]], bool]:
+    """Returns what codecs kept, as ``load_codec_state`` takes it: states, and whether it is ours.
+
+    If as many ranks wrote the checkpoint as there are now, each rank reads its own state, otherwise
+    those of all.
+    """
+    stored = _CodecStates(reader)
+    is_own = stored.ranks == list(range(dist.get_world_size()))
+    if has_codec_state(model):
+        wanted = [dist.get_rank()] if is_own else stored.ranks
+        return [stored.read(rank) for rank in wanted], is_own
+    if stored.ranks:
+        log.warning("%s: what compression had left of gradients is not used here", reader.path)
+    return [], is_own
+
+
+class _CodecStates:
+    """What codecs kept on each of the ranks that wrote the checkpoint."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._names: dict[int, dict[str, str]] = {}
         for name in reader.tensors:
             prefix, _, rest = name.partition(".")
-            if prefix == COMPRESSION:
+            if prefix == CODEC_STATE:
                 rank, _, key = rest.partition(".")
                 if not RANK.fullmatch(rank):
                     raise ValueError(f"{reader.path}: {name!r} is not of a rank")
@@ -138,11 +149,12 @@ class _CompressionStates:
         self.ranks = sorted(self._names)
 
     def read(self, rank: int) -> dict[str, torch.Tensor]:
+        """Returns the state of one rank, by name."""
         return {key: self._reader.whole(name) for key, name in self._names[rank].items()}
 
 
 def _problem_of(function: Callable[[], None]) -> str | None:
-    """Whatever it is, other ranks must hear of it."""
+    """Returns the text of whatever a function raises, for all ranks to hear of; None if nothing."""
     try:
         function()
     except ValueError as error:
@@ -153,13 +165,15 @@ def _problem_of(function: Callable[[], None]) -> str | None:
 
 
 class _Load:
+    """Decides how each tensor of a state dict is read from the checkpoint."""
+
     def __init__(self, reader: CheckpointReader, report: LoadReport, leave: str | None) -> None:
         self._reader, self._report, self._leave = reader, report, leave
         self._stored = StateNames(reader.tensors, WEIGHTS)
         self._objects = set(reader.objects)
 
-    def fill(self, state: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """What reads all tensors in place, and other data if the checkpoint has it.
+    def plan_reads(self, state: dict[str, Any]) -> Iterator[Callable[[], None]]:
+        """Yields functions that read all tensors in place, and other data if it is there.
 
         Raises:
             ValueError: something does not fit; nothing has been read by then.
@@ -185,7 +199,7 @@ class _Load:
         set_element(state, path, self._reader.object(name))
 
     def _same(self, name: str, value: torch.Tensor) -> Callable[[], None]:
-        """A tensor of the same name and shape."""
+        """Returns what reads a tensor of the same name and shape."""
         about = self._reader.tensors.get(name)
         if about is None:
             raise ValueError(
@@ -197,23 +211,23 @@ class _Load:
                 f"{self._reader.path}: {name!r} has shape {tuple(about.size)}, the model's has "
                 f"{tuple(value.size())}"
             )
-        # TorchRec's DTensors of fp16 tables call themselves float32: parts know better.
-        for _, part in local_parts(value):
-            if about.properties.dtype != part.dtype:
+        # TorchRec's DTensors of fp16 tables call themselves float32: shards know better.
+        for _, shard in local_shards(value):
+            if about.properties.dtype != shard.dtype:
                 raise ValueError(
                     f"{self._reader.path}: {name!r} is {about.properties.dtype}, the model's is "
-                    f"{part.dtype}"
+                    f"{shard.dtype}"
                 )
         return partial(self._read, name, value)
 
     def _read(self, name: str, value: torch.Tensor) -> None:
-        for offsets, part in local_parts(value):
-            if part.device.type == "cpu" and part.is_contiguous():
-                self._reader.read(name, offsets, part.detach())
+        for offsets, shard in local_shards(value):
+            if shard.device.type == "cpu" and shard.is_contiguous():
+                self._reader.read(name, offsets, shard.detach())
             else:
-                on_host = torch.empty(part.shape, dtype=part.dtype)
+                on_host = torch.empty(shard.shape, dtype=shard.dtype)
                 self._reader.read(name, offsets, on_host)
-                part.detach().copy_(on_host)
+                shard.detach().copy_(on_host)
 
     def _state(
         self,
@@ -223,7 +237,7 @@ class _Load:
         here: StateNames,
         table: torch.Size,
     ) -> Callable[[], None]:
-        """An optimizer state of a table, converted if it has to be."""
+        """Returns what reads an optimizer state of a table, and converts it if it has to be."""
         name = self._stored.find(weight, wanted)
         if name is None and wanted.state in COUNTS:
             # Fused optimizers on the CPU do not count steps; nor does anybody need it there.
@@ -255,21 +269,21 @@ class _Load:
             return partial(self._read, name, value)
         if size[1:] not in ((), (1,)) or (rows and size[0] % rows):
             raise self._mismatch(wanted, stored, size)
-        for offsets, part in local_parts(value):
-            if part.numel() and offsets[0] % rows + part.size(0) > rows:
+        for offsets, shard in local_shards(value):
+            if shard.numel() and offsets[0] % rows + shard.size(0) > rows:
                 raise self._mismatch(wanted, stored, size)
         return partial(self._by_row, stored, value, rows)
 
     def _fill(self, stored: StoredState, value: torch.Tensor) -> None:
-        for _, part in local_parts(value):
-            part.detach().fill_(stored.count())
+        for _, shard in local_shards(value):
+            shard.detach().fill_(stored.count())
 
     def _by_row(self, stored: StoredState, value: torch.Tensor, rows: int) -> None:
-        for offsets, part in local_parts(value):
-            if part.numel():
-                numbers = torch.empty(part.numel(), dtype=part.dtype)
+        for offsets, shard in local_shards(value):
+            if shard.numel():
+                numbers = torch.empty(shard.numel(), dtype=shard.dtype)
                 stored.rows(offsets[0] % rows, numbers)
-                part.detach().copy_(numbers.view(part.shape))
+                shard.detach().copy_(numbers.view(shard.shape))
 
     def _mismatch(
         self, wanted: StateName, stored: StoredState, size: tuple[int, ...]

@@ -1,4 +1,6 @@
-"""What a checkpoint holds, in a file that people and programs can read: ``manifest.json``.
+"""The manifest of a checkpoint, which people and programs can read: ``manifest.json``.
+
+It says what the checkpoint holds.
 
 Beside names and sizes it has what the weights mean nothing without: how ids are hashed into rows.
 It also has the buckets, the hot rows and the plan of the training that wrote it, and a checksum of
@@ -54,7 +56,7 @@ Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A table.
+    """What a manifest says of a table.
 
     Attributes:
         weight: name of its weight in the checkpoint.
@@ -82,10 +84,11 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """
+    """What a checkpoint holds, and how it was written.
+
     Attributes:
         tables: by name.
-        buckets: of each module by its path, names of the tables of each bucket.
+        buckets: names of the tables of each bucket, by the path of the module.
         step: steps done; None if the caller did not say.
         world_size: ranks that wrote the checkpoint.
         plan: file of the plan, if there is one.
@@ -109,15 +112,18 @@ class Manifest:
     version: int = VERSION
 
     def of_weight(self, weight: str) -> TableEntry | None:
-        """The table that has this weight."""
+        """Returns the table that has this weight; None if there is none."""
         return next((entry for entry in self.tables.values() if entry.weight == weight), None)
 
     def write(self, folder: Path) -> None:
+        """Writes the manifest into the folder of its checkpoint."""
         write_json(folder / MANIFEST, asdict(self))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None if there is none: not every checkpoint was written by this package.
+    """Reads the manifest of a checkpoint; None if there is none.
+
+    Not every checkpoint was written by this package.
 
     Raises:
         ValueError: it is damaged, or of another version.
@@ -147,7 +153,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 def describe(
     model: nn.Module, state: Mapping[str, Any], step: int | None, weights: str
 ) -> Manifest:
-    """A manifest of a sharded model, without files.
+    """Returns the manifest of a sharded model, without files.
 
     Args:
         model: in DistributedModelParallel.
@@ -156,17 +162,19 @@ def describe(
         weights: what the names of weights begin with in the checkpoint.
     """
     shardings = _shardings(model)
-    fused = dict(fused_tables_of(model))
+    modules = dict(fused_tables_of(model))
     hashed = {
-        table: part.options.hash_seed for part in fused.values() for table in part.hashed_tables()
+        table: fused.options.hash_seed
+        for fused in modules.values()
+        for table in fused.hashed_tables()
     }
-    hot = {name: ids for part in fused.values() for name, ids in part.hot_ids().items()}
+    hot = {name: ids for fused in modules.values() for name, ids in fused.hot_ids().items()}
     tables = {}
     for name, value in state.items():
-        parts = name.split(".")
-        if parts[-1] != "weight" or parts[-3:-2] not in (["embedding_bags"], ["embeddings"]):
+        path = name.split(".")
+        if path[-1] != "weight" or path[-3:-2] not in (["embedding_bags"], ["embeddings"]):
             continue
-        table = parts[-2]
+        table = path[-2]
         if table not in shardings or value.dim() != 2:  # of a module that is not sharded
             continue
         seed = hashed.get(table)
@@ -185,24 +193,24 @@ def describe(
         )
     buckets = {
         path: [
-            [t.name for t in part.layout.tables[b.first_table : b.end_table]]
-            for b in part.layout.buckets
+            [t.name for t in fused.layout.tables[b.first_table : b.end_table]]
+            for b in fused.layout.buckets
         ]
-        for path, part in fused.items()
+        for path, fused in modules.items()
     }
     return Manifest(tables, buckets, step, dist.get_world_size() if dist.is_initialized() else 1)
 
 
 def hot_set_of(model: nn.Module) -> HotSet | None:
-    """The hot rows of a sharded model; None if it has none."""
-    parts = [part for _, part in fused_tables_of(model)]
-    rows = {table.name: table.rows for part in parts for table in part.layout.tables}
-    ids = {name: found.numpy() for part in parts for name, found in part.hot_ids().items()}
+    """Returns the hot rows of a sharded model; None if it has none."""
+    modules = [fused for _, fused in fused_tables_of(model)]
+    rows = {table.name: table.rows for fused in modules for table in fused.layout.tables}
+    ids = {name: hot.numpy() for fused in modules for name, hot in fused.hot_ids().items()}
     return HotSet(rows, ids) if ids else None
 
 
 def _shardings(model: nn.Module) -> dict[str, str]:
-    """Sharding types by table."""
+    """Returns the sharding type of each table."""
     return {
         table: sharding.sharding_type
         for module in model.modules()
@@ -217,7 +225,8 @@ def check_hashing(
     path: Path,
     weights: str,
 ) -> None:
-    """
+    """Checks that ids are hashed in the model as they were in the checkpoint.
+
     Raises:
         ValueError: ids of a table are hashed in another way than in the model.
     """

@@ -1,4 +1,4 @@
-"""What is not a tensor in a checkpoint, if it is made of plain data.
+"""Reads what is not a tensor in a checkpoint, if it is made of plain data.
 
 Settings of optimizers and the like: numbers, texts, lists, dicts, and tensors among them.  Objects
 of classes are refused, whatever ``torch.serialization.add_safe_globals`` allows in this process.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES
-from fusedrec_torchrec.checkpoint.inert_pickle import Made, Name, Pairs, read_pickle
+from fusedrec_torchrec.checkpoint.inert_pickle import Call, Name, Pairs, read_pickle
 from fusedrec_torchrec.checkpoint.torch_file import TENSOR_NAMES, TorchFile, tensor_in_file
 
 __all__ = ["read_object"]
@@ -37,16 +37,18 @@ def read_object(file: TorchFile) -> Any:
     """
     content = file.pickle
     most = 1000 + MOST_SHARED * len(content)
-    return _Maker(file, most).make(read_pickle(content, ALLOWED), 0)
+    return _Builder(file, most).build(read_pickle(content, ALLOWED), 0)
 
 
-class _Maker:
+class _Builder:
+    """Builds plain data of the description that ``read_pickle`` returns."""
+
     def __init__(self, file: TorchFile, most: int) -> None:
         self._file, self._most = file, most
         self._count = 0
         self._storages: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
 
-    def make(self, described: Any, depth: int) -> Any:
+    def build(self, described: Any, depth: int) -> Any:
         self._count += 1
         if depth > DEEPEST or self._count > self._most:
             raise ValueError("it is nested too deeply, or has too many objects")
@@ -58,24 +60,24 @@ class _Maker:
                 raise ValueError(f"it has a number of {described.bit_length()} bits")
             return described
         if kind in (list, tuple):
-            return kind(self.make(item, depth + 1) for item in described)
+            return kind(self.build(item, depth + 1) for item in described)
         if kind is Pairs:
             return self._dict(described, depth)
         if kind is Name and described.full in DTYPES:
             return DTYPES[described.full]
-        if kind is Made and described.state is None:
-            return self._made(described, depth)
+        if kind is Call and described.state is None:
+            return self._call(described, depth)
         raise ValueError(f"it has a {kind.__name__}, which is no plain data")
 
     def _dict(self, pairs: Pairs, depth: int) -> dict[Any, Any]:
-        return {self._key(key, depth + 1): self.make(value, depth + 1) for key, value in pairs}
+        return {self._key(key, depth + 1): self.build(value, depth + 1) for key, value in pairs}
 
     def _key(self, described: Any, depth: int) -> Any:
         """Returns a key of a dict or an element of a set, which must be quick to hash."""
         if type(described) is tuple:
             return tuple(self._key(item, depth + 1) for item in self._within(described, depth))
         if type(described) in (bool, int, float, str, bytes, type(None), Name):
-            return self.make(described, depth)
+            return self.build(described, depth)
         raise ValueError(f"it has a key that is a {type(described).__name__}")
 
     def _within(self, items: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
@@ -84,20 +86,20 @@ class _Maker:
             raise ValueError("it is nested too deeply, or has too many objects")
         return items
 
-    def _made(self, made: Made, depth: int) -> Any:
-        name, arguments = made.name, made.arguments
+    def _call(self, call: Call, depth: int) -> Any:
+        name, arguments = call.name, call.arguments
         short = name.rpartition(".")[2]
         if name == PARAMETER and len(arguments) == 3:
             return torch.nn.Parameter(self._tensor(arguments[0]), bool(arguments[1] is True))
         if name == "collections.OrderedDict" and not arguments:
-            return OrderedDict(self._dict(made.items or Pairs(), depth))
+            return OrderedDict(self._dict(call.items or Pairs(), depth))
         if name.startswith("torch._utils."):
-            return self._tensor(made)
-        if made.items:
+            return self._tensor(call)
+        if call.items:
             raise ValueError(f"it puts items into {name}")
         if short == "set" and len(arguments) == 1 and type(arguments[0]) is list:
             return {self._key(item, depth + 1) for item in arguments[0]}
-        plain = [self.make(argument, depth + 1) for argument in arguments]
+        plain = [self.build(argument, depth + 1) for argument in arguments]
         match short, plain:
             case "Size", [tuple() as sizes] if all(_is_size(size) for size in sizes):
                 return torch.Size(sizes)
@@ -111,13 +113,13 @@ class _Maker:
         raise ValueError(f"it calls {name} in a way that no checkpoint needs")
 
     def _tensor(self, described: Any) -> torch.Tensor:
-        found = tensor_in_file(described, self._file)
-        if found.storage not in self._storages:
-            size = self._file.place(found.storage)[1]
-            content = self._file.read(found.storage, size)
-            self._storages[found.storage] = np.frombuffer(bytearray(content), np.uint8)
-        numbers = found.numbers(self._storages[found.storage])
-        return torch.from_numpy(numbers).view(found.dtype)
+        tensor = tensor_in_file(described, self._file)
+        if tensor.storage not in self._storages:
+            size = self._file.place(tensor.storage)[1]
+            content = self._file.read(tensor.storage, size)
+            self._storages[tensor.storage] = np.frombuffer(bytearray(content), np.uint8)
+        numbers = tensor.numbers(self._storages[tensor.storage])
+        return torch.from_numpy(numbers).view(tensor.dtype)
 
 
 def _device(kind: str, *index: int) -> torch.device:

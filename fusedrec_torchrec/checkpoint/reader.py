@@ -1,4 +1,4 @@
-"""Reads any part of any tensor of a checkpoint, and no more than that part.
+"""Reads any box of any tensor of a checkpoint, and no more than that.
 
 Files are mapped into memory: a row range of a large shard costs its own bytes only, so tables can
 be converted and exported that do not fit into memory.
@@ -36,7 +36,7 @@ MOST_MAPPED = 64  # chunks at a time: a process may not map without end
 
 
 class CheckpointReader:
-    """A checkpoint of torch.distributed.checkpoint, of whatever sharding and number of ranks.
+    """Reads a checkpoint of torch.distributed.checkpoint, of whatever sharding and ranks.
 
     Args:
         path: its folder.
@@ -47,21 +47,22 @@ class CheckpointReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._mapped: OrderedDict[MetadataIndex, _Stored] = OrderedDict()
+        self._mapped: OrderedDict[MetadataIndex, _MappedChunk] = OrderedDict()
 
     @cached_property
     def metadata(self) -> Metadata:
+        """What torch.distributed.checkpoint wrote about the checkpoint."""
         return read_metadata(self.path)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
-        """By name."""
+        """What the metadata says of each tensor, by name."""
         stored = self.metadata.state_dict_metadata
         return {k: v for k, v in stored.items() if isinstance(v, TensorStorageMetadata)}
 
     @cached_property
     def objects(self) -> Sequence[str]:
-        """Names of what is not a tensor."""
+        """Names of all that is not a tensor."""
         stored = self.metadata.state_dict_metadata
         return [k for k, v in stored.items() if isinstance(v, BytesStorageMetadata)]
 
@@ -73,17 +74,17 @@ class CheckpointReader:
         """
         covered = 0  # chunks do not overlap: the metadata would have been refused
         for chunk in self.tensors[name].chunks:
-            found = _overlap(chunk, offsets, into.shape)
-            if found is None:
+            overlap = _overlap(chunk, offsets, into.shape)
+            if overlap is None:
                 continue
-            there, here = found
-            into[here].copy_(self._chunk(name, chunk).part(there))
+            there, here = overlap
+            into[here].copy_(self._chunk(name, chunk).box(there))
             covered += into[here].numel()
         if covered != into.numel():
             raise self._incomplete(f"{name} at {list(offsets)}", covered, into.numel())
 
     def whole(self, name: str) -> torch.Tensor:
-        """All of a tensor; for small ones."""
+        """Returns all of a tensor, which should be a small one."""
         about = self.tensors[name]
         stored = sum(chunk.sizes.numel() for chunk in about.chunks)
         if stored != about.size.numel():
@@ -95,7 +96,7 @@ class CheckpointReader:
         return result
 
     def object(self, name: str) -> Any:
-        """What is not a tensor, if it is made of plain data.
+        """Returns an object that is not a tensor, if it is made of plain data.
 
         Raises:
             ValueError: it is not, or the file is missing or damaged.
@@ -103,7 +104,7 @@ class CheckpointReader:
         return self._object(name)[0]
 
     def content(self, name: str) -> bytes:
-        """What is not a tensor, as it is stored; it is made of plain data.
+        """Returns an object that is not a tensor as it is stored; it must be made of plain data.
 
         Raises:
             ValueError: it is not, or the file is missing or damaged.
@@ -111,7 +112,8 @@ class CheckpointReader:
         return self._object(name)[1]
 
     def check_sizes(self) -> None:
-        """
+        """Checks that all files are there, and no shorter than the metadata says.
+
         Raises:
             ValueError: a file is missing, or is shorter than the metadata says.
         """
@@ -126,7 +128,7 @@ class CheckpointReader:
                     raise ValueError(f"{self.path / info.relative_path} is truncated")
 
     def _object(self, name: str) -> tuple[Any, bytes]:
-        """What is not a tensor, and the bytes that it was made of."""
+        """Returns an object that is not a tensor, and the bytes that it was made of."""
         info = self._info(MetadataIndex(name))
         with self._open(info) as file:
             try:
@@ -154,15 +156,16 @@ class CheckpointReader:
             ) from None
 
     def check(self, name: str, chunk: ChunkStorageMetadata) -> None:
-        """
+        """Checks that a chunk of a tensor is where the metadata says.
+
         Raises:
             ValueError: a chunk of a tensor is not where the metadata says, or is something else.
         """
         if chunk.sizes.numel():  # one without elements may be at the place of another
             self._chunk(name, chunk)
 
-    def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> "_Stored":
-        """A chunk, mapped into memory; some of the last ones stay mapped."""
+    def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> "_MappedChunk":
+        """Returns a chunk, mapped into memory; some of the last ones stay mapped."""
         index = MetadataIndex(name, chunk.offsets)
         if index in self._mapped:
             self._mapped.move_to_end(index)
@@ -171,18 +174,18 @@ class CheckpointReader:
         dtype = self.tensors[name].properties.dtype
         with self._open(info) as file:
             try:
-                found = _Stored(file, info, chunk, dtype)
+                mapped = _MappedChunk(file, info, chunk, dtype)
             except (OSError, ValueError) as error:
                 raise ValueError(
                     f"{self.path / info.relative_path} cannot be read: {error} ({name!r})"
                 ) from None
-        self._mapped[index] = found
+        self._mapped[index] = mapped
         if len(self._mapped) > MOST_MAPPED:
             self._mapped.popitem(last=False)
-        return found
+        return mapped
 
     def _open(self, info: _StorageInfo) -> io.BufferedReader:
-        """A file of the checkpoint, and of nothing else."""
+        """Opens a file of the checkpoint, and of nothing else."""
         try:
             return open_in_folder(self.path, info.relative_path)
         except OSError as error:
@@ -191,8 +194,8 @@ class CheckpointReader:
             ) from None
 
 
-class _Stored:
-    """A chunk in a file: ``torch.save``'s, whose numbers are mapped into memory.
+class _MappedChunk:
+    """A chunk in a file of ``torch.save``, whose numbers are mapped into memory.
 
     Raises:
         ValueError: the file is truncated, or holds something else.
@@ -208,31 +211,32 @@ class _Stored:
         if info.transform_descriptors:
             raise ValueError(f"it was written with {shown(info.transform_descriptors)}")
         records = TorchFile(file, info.offset, info.length)
-        found = tensor_in_file(read_pickle(records.pickle, TENSOR_NAMES), records)
-        if found.shape != tuple(chunk.sizes):
+        tensor = tensor_in_file(read_pickle(records.pickle, TENSOR_NAMES), records)
+        if tensor.shape != tuple(chunk.sizes):
             raise ValueError("it holds another tensor than the metadata says")
-        if found.dtype != dtype:
-            raise ValueError(f"it holds {found.dtype}, the metadata says {dtype}")
+        if tensor.dtype != dtype:
+            raise ValueError(f"it holds {tensor.dtype}, the metadata says {dtype}")
         self._dtype = dtype
-        start, size = records.place(found.storage)
+        start, size = records.place(tensor.storage)
         storage: NDArray[np.uint8] = np.empty(0, np.uint8)
         if size:
             # Copied where it is written to, which it never is; torch wants it to be possible.
             place = info.offset + start
             storage = np.memmap(file, np.uint8, mode="c", offset=place, shape=(size,))
-        self._numbers = found.numbers(storage)
+        self._numbers = tensor.numbers(storage)
 
-    def part(self, where: tuple[slice, ...]) -> torch.Tensor:
-        found = self._numbers[where] if where else self._numbers.reshape(())
+    def box(self, where: tuple[slice, ...]) -> torch.Tensor:
+        """Returns a box of the chunk."""
+        numbers = self._numbers[where] if where else self._numbers.reshape(())
         # Numbers of one chunk after another need not stand where their type wants them.
-        aligned = found if found.flags.aligned else np.array(found)
+        aligned = numbers if numbers.flags.aligned else np.array(numbers)
         return torch.from_numpy(np.asarray(aligned)).view(self._dtype)
 
 
 def _overlap(
     chunk: ChunkStorageMetadata, offsets: Sequence[int], sizes: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where chunk and box overlap, in the chunk and in the box; None if they do not."""
+    """Returns where chunk and box overlap, in the chunk and in the box; None if they do not."""
     there, here = [], []
     for c_begin, c_size, begin, size in zip(
         chunk.offsets, chunk.sizes, offsets, sizes, strict=True

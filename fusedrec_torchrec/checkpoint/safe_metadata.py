@@ -1,4 +1,4 @@
-"""The metadata of torch.distributed.checkpoint, read without trusting it.
+"""Reads the metadata of torch.distributed.checkpoint without trusting it.
 
 It is a pickle, and a pickle can run anything.  Here it is read as a description, of which metadata
 is made field by field: each has the type it must have, chunks lie in their tensors and do not
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from fusedrec_torchrec.checkpoint.boxes import overlapping
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES
-from fusedrec_torchrec.checkpoint.inert_pickle import Made, Name, Pairs, read_pickle
+from fusedrec_torchrec.checkpoint.inert_pickle import Call, Name, Pairs, read_pickle
 from fusedrec_torchrec.core.folder_files import check_file_name, read_in_folder, shown
 
 __all__ = ["METADATA_FILE", "read_metadata"]
@@ -85,7 +85,7 @@ def read_metadata(path: Path) -> Metadata:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Millions of objects that all stay would be looked through again and again."""
+    """Stops garbage collection, which would look through millions of objects again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -96,10 +96,10 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _metadata(described: Any) -> Metadata:
-    if type(described) is not Made or described.name != f"{MODULE}.Metadata":
+    if type(described) is not Call or described.name != f"{MODULE}.Metadata":
         raise ValueError("it is not the metadata of a checkpoint")
-    known = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
-    fields = _fields(described, f"{MODULE}.Metadata", known)
+    allowed = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+    fields = _fields(described, f"{MODULE}.Metadata", allowed)
     pairs = _pairs(fields.get("state_dict_metadata"), "state_dict_metadata")
     stored = {_text(name, "a name"): _stored(name, about) for name, about in pairs}
     if len(stored) < len(pairs):
@@ -121,7 +121,7 @@ def _metadata(described: Any) -> Metadata:
 
 
 def _stored(name: str, about: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if type(about) is Made and about.name == f"{MODULE}.BytesStorageMetadata":
+    if type(about) is Call and about.name == f"{MODULE}.BytesStorageMetadata":
         return BytesStorageMetadata()
     kind = f"{MODULE}.TensorStorageMetadata"
     fields = _fields(about, kind, ("properties", "size", "chunks"))
@@ -129,11 +129,11 @@ def _stored(name: str, about: Any) -> TensorStorageMetadata | BytesStorageMetada
     chunks = fields.get("chunks")
     if type(chunks) is not list:
         raise ValueError(f"{shown(name)} has no list of chunks")
-    found = [_chunk(name, chunk, size) for chunk in chunks]
-    problem = overlapping([(chunk.offsets, chunk.sizes) for chunk in found])
+    checked = [_chunk(name, chunk, size) for chunk in chunks]
+    problem = overlapping([(chunk.offsets, chunk.sizes) for chunk in checked])
     if problem is not None:
         raise ValueError(f"{shown(name)}: {problem}")
-    return TensorStorageMetadata(_properties(fields.get("properties")), size, found)
+    return TensorStorageMetadata(_properties(fields.get("properties")), size, checked)
 
 
 def _chunk(name: str, described: Any, size: torch.Size) -> ChunkStorageMetadata:
@@ -152,7 +152,7 @@ def _chunk(name: str, described: Any, size: torch.Size) -> ChunkStorageMetadata:
 
 def _properties(described: Any) -> TensorProperties:
     kind = f"{MODULE}.TensorProperties"
-    if type(described) is not Made or described.name != kind or type(described.state) is not tuple:
+    if type(described) is not Call or described.name != kind or type(described.state) is not tuple:
         raise ValueError("properties of a tensor are missing")
     if len(described.state) != 5:
         raise ValueError(f"a tensor has {len(described.state)} properties, must have 5")
@@ -170,7 +170,7 @@ def _properties(described: Any) -> TensorProperties:
 
 
 def _memory_format(described: Any) -> _MEM_FORMAT_ENCODING:
-    """Some releases of Python 3.11 write members of an enumeration as attributes of it."""
+    """Returns a memory format, which some releases of Python 3.11 write as an attribute."""
     attribute = _call(described, "builtins.getattr")
     if attribute is not None:
         kind, name = attribute if len(attribute) == 2 else (None, None)
@@ -183,30 +183,30 @@ def _memory_format(described: Any) -> _MEM_FORMAT_ENCODING:
             raise ValueError(f"it wants {shown(name)} of {of}, which no checkpoint needs")
         return _MEM_FORMAT_ENCODING[name]
     value = _call(described, MEMORY_FORMAT)
-    known = {(member.value,): member for member in _MEM_FORMAT_ENCODING}
-    if value is None or len(value) != 1 or type(value[0]) is not int or value not in known:
+    members = {(member.value,): member for member in _MEM_FORMAT_ENCODING}
+    if value is None or len(value) != 1 or type(value[0]) is not int or value not in members:
         raise ValueError("the memory format of a tensor is none of torch's")
-    return known[value]
+    return members[value]
 
 
 # ---------------------------------------------------------------- where they are
 
 
 def _storage_data(described: Any) -> dict[MetadataIndex, _StorageInfo]:
-    found: dict[MetadataIndex, _StorageInfo] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
     for index, info in _pairs(described, "storage_data"):
         fields = _fields(index, f"{MODULE}.MetadataIndex", ("fqn", "offset", "index"))
         name, offset = _text(fields.get("fqn"), "a name"), fields.get("offset")
         place = MetadataIndex(name, None if offset is None else _size(offset))
-        if place in found:
+        if place in storage:
             raise ValueError(f"{shown(name)} is stored twice")
-        found[place] = _info(info)
-    return found
+        storage[place] = _info(info)
+    return storage
 
 
 def _info(described: Any) -> _StorageInfo:
-    known = ("relative_path", "offset", "length", "transform_descriptors")
-    fields = _fields(described, STORAGE_INFO, known)
+    allowed = ("relative_path", "offset", "length", "transform_descriptors")
+    fields = _fields(described, STORAGE_INFO, allowed)
     transforms = fields.get("transform_descriptors")
     if transforms is not None:
         if type(transforms) not in (list, tuple):
@@ -221,7 +221,7 @@ def _info(described: Any) -> _StorageInfo:
 
 
 def _check_places(infos: Iterable[_StorageInfo]) -> None:
-    """What shares a place in a file would be larger than its files."""
+    """Checks that nothing shares a place in a file, so that all is no larger than the files."""
     ends: dict[str, int] = {}
     for info in sorted(infos, key=lambda info: (info.relative_path, info.offset)):
         if info.offset < ends.get(info.relative_path, 0):
@@ -233,7 +233,7 @@ def _check_lengths(
     stored: dict[str, TensorStorageMetadata | BytesStorageMetadata],
     storage: dict[MetadataIndex, _StorageInfo],
 ) -> None:
-    """A tensor cannot be larger than what is stored of it."""
+    """Checks that no tensor is larger than what is stored of it."""
     for name, about in stored.items():
         if isinstance(about, TensorStorageMetadata):
             itemsize = about.properties.dtype.itemsize
@@ -247,30 +247,30 @@ def _check_lengths(
 
 
 def _planner_data(described: Any) -> dict[str, tuple[str | int, ...]] | None:
-    """The path to each name in the nested state dict."""
+    """Returns the path to each name in the nested state dict."""
     if described is None:
         return None
-    found = {}
+    paths = {}
     for name, path in _pairs(described, "planner_data"):
         if type(path) is not tuple or not all(type(key) in (str, int) for key in path):
             raise ValueError(f"planner_data has no path of names for {shown(name)}")
-        found[_text(name, "a name")] = path
-    return found
+        paths[_text(name, "a name")] = path
+    return paths
 
 
 # ---------------------------------------------------------------- fields
 
 
-def _fields(described: Any, kind: str, known: Sequence[str]) -> dict[str, Any]:
-    """What a description sets of an instance of a class."""
-    if type(described) is not Made or described.name != kind:
+def _fields(described: Any, kind: str, allowed: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields that a description sets of an instance of a class."""
+    if type(described) is not Call or described.name != kind:
         raise ValueError(f"there must be a {kind.rpartition('.')[2]}, and is something else")
     fields = {}
     for name, value in _pairs(described.state, kind):
-        if name not in known:
+        if name not in allowed:
             raise ValueError(
                 f"{kind.rpartition('.')[2]} has the field {shown(name)}, must have "
-                f"some of {', '.join(known)}"
+                f"some of {', '.join(allowed)}"
             )
         fields[name] = value
     return fields
@@ -283,8 +283,8 @@ def _pairs(described: Any, what: str) -> Pairs:
 
 
 def _call(described: Any, name: str) -> tuple[Any, ...] | None:
-    """The arguments of a call; None if it is none of this."""
-    if type(described) is Made and described.name == name and described.state is None:
+    """Returns the arguments of a call of this name; None if it is something else."""
+    if type(described) is Call and described.name == name and described.state is None:
         return described.arguments
     return None
 

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.checkpoint.codec_state import compression_state
-from fusedrec_torchrec.checkpoint.load import COMPRESSION, OPTIMIZER, WEIGHTS
+from fusedrec_torchrec.checkpoint.codec_state import codec_state
+from fusedrec_torchrec.checkpoint.load import CODEC_STATE, OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
 from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks, raise_on_all_ranks
@@ -89,12 +89,12 @@ def save_checkpoint(
 
 
 def partial_folder(path: Path) -> Path:
-    """Where a checkpoint is written before it gets its name."""
+    """Returns the folder in which a checkpoint is written before it gets its name."""
     return path.with_name(f".{path.name}.partial")
 
 
 def publish(path: Path) -> None:
-    """Gives a checkpoint its name; one that was there goes, all at once."""
+    """Gives a checkpoint its name, in place of one that was there, all at once."""
     old = path.with_name(f".{path.name}.removed")
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -105,7 +105,7 @@ def publish(path: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The error of a rank, without the traceback that torch puts around it."""
+    """Returns the text of a rank's error, without the traceback that torch puts around it."""
     failures: dict[int, Any] = getattr(error, "failures", {})
     for rank, (inner, _) in sorted(failures.items()):
         return f"rank {rank}: {inner}"
@@ -124,6 +124,8 @@ def write_checkpoint(
 ) -> Future[Any] | None:
     """Writes a checkpoint into a new folder, one file after another; see ``save_checkpoint``.
 
+    All ranks must call it.
+
     Args:
         process_group: for the talk between ranks, on the CPU; needed if asynchronous.
         asynchronous: copies tensors and writes in the background.
@@ -134,14 +136,13 @@ def write_checkpoint(
     state: dict[str, Any] = {WEIGHTS: model.state_dict()}
     if optimizer is not None:
         state[OPTIMIZER] = optimizer.state_dict()
-    compression = compression_state(model)
-    if compression:  # each rank has its own
-        state[COMPRESSION] = {str(dist.get_rank()): compression}
+    own_codec_state = codec_state(model)
+    if own_codec_state:
+        state[CODEC_STATE] = {str(dist.get_rank()): own_codec_state}
     manifest = describe(model, state[WEIGHTS], step, WEIGHTS)
-    for of_rank in gather_from_all_ranks(
-        manifest.tables, process_group
-    ):  # whole tables are on their owners
-        manifest.tables.update(of_rank)
+    # Tables that are not divided are on their owners only.
+    for tables in gather_from_all_ranks(manifest.tables, process_group):
+        manifest.tables.update(tables)
     problem = None
     if dist.get_rank() == 0:
         try:
@@ -170,7 +171,7 @@ def _begin(
     planned: Planned | None,
     files: dict[str, str],
 ) -> Manifest:
-    """Makes the folder, with what rank 0 knows."""
+    """Makes the folder with the files that rank 0 writes; returns the manifest with their names."""
     if path.exists() and any(path.iterdir()):
         raise ValueError("the folder is not empty")
     path.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ def _begin(
 
 
 def _plan_of(model: nn.Module) -> Planned | None:
-    """The plan of a model, unless it has what a plan file has no place for."""
+    """Returns the plan of a model; None if it has what a plan file has no place for."""
     plan = getattr(model, "plan", None)
     if plan is None:
         return None

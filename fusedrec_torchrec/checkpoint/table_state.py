@@ -1,4 +1,4 @@
-"""One optimizer state under the names and shapes that it has in different shardings.
+"""Reads an optimizer state under the names and shapes that different shardings give it.
 
 TorchRec names the state of a table by its sharding (its issue 2394).  A table ``a`` has
 
@@ -47,7 +47,7 @@ ALIKE = {
 
 @dataclass(frozen=True)
 class StateName:
-    """A name of an optimizer state of a table.
+    """The name of an optimizer state of a table, in its components.
 
     Attributes:
         name: as it is in the state dict.
@@ -65,21 +65,21 @@ class StateName:
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Names of the same state elsewhere."""
+        """Names that the same state has with other optimizers."""
         return ALIKE.get(self.state, ())
 
 
 def number_of_states(names: Iterable[str]) -> int:
-    """Of a table, but for counts of steps: optimizers differ in it."""
+    """Returns how many states a table's optimizer has, counts of steps left out."""
     return sum(name not in COUNTS for name in names)
 
 
 def parse_state(name: str) -> StateName | None:
-    """None if it is not a name of a table's optimizer state."""
-    found = STATE.fullmatch(name)
-    if found is None:
+    """Takes the name of a table's optimizer state apart; None if it is something else."""
+    match = STATE.fullmatch(name)
+    if match is None:
         return None
-    return StateName(name, found["weight"], found["prefix"], found["table"], found["state"])
+    return StateName(name, match["weight"], match["prefix"], match["table"], match["state"])
 
 
 class StateNames:
@@ -97,36 +97,36 @@ class StateNames:
         names = list(names)
         self._weights: dict[str, list[str]] = {}
         for name in names:
-            found = WEIGHT.fullmatch(name)
-            if found is not None and name.startswith(f"{weights}."):
-                known = self._weights.setdefault(found["weight"], [])
-                known.append(name.removeprefix(f"{weights}."))
-        self._found: dict[str, dict[str, str]] = {}
+            match = WEIGHT.fullmatch(name)
+            if match is not None and name.startswith(f"{weights}."):
+                same_ending = self._weights.setdefault(match["weight"], [])
+                same_ending.append(name.removeprefix(f"{weights}."))
+        self._states: dict[str, dict[str, str]] = {}  # [weight][state] name
         for name in names:
             parsed = None if name.startswith(f"{weights}.") else parse_state(name)
             weight = None if parsed is None else self.weight_of(parsed)
             if parsed is not None and weight is not None:
-                self._found.setdefault(weight, {})[parsed.state] = name
+                self._states.setdefault(weight, {})[parsed.state] = name
 
     def weight_of(self, state: StateName) -> str | None:
-        """Name of the weight that a state is of, in the model."""
+        """Returns the name in the model of the weight that a state belongs to."""
         whole = f".{state.path}{state.weight}"
-        known = [w for w in self._weights.get(state.weight, ()) if whole.endswith(f".{w}")]
-        return max(known, key=len, default=None)
+        fitting = [w for w in self._weights.get(state.weight, ()) if whole.endswith(f".{w}")]
+        return max(fitting, key=len, default=None)
 
     def find(self, weight: str, wanted: StateName) -> str | None:
-        """The same state of a weight, perhaps under another name; None if there is none."""
-        of_table = self._found.get(weight, {})
+        """Returns the name that a weight's state has here; None if there is none."""
+        names = self.of_weight(weight)
         states = (wanted.state, *wanted.alike)
-        return next((of_table[state] for state in states if state in of_table), None)
+        return next((names[state] for state in states if state in names), None)
 
     def of_weight(self, weight: str) -> dict[str, str]:
-        """Names of all states of a weight."""
-        return self._found.get(weight, {})
+        """Returns the names of all states of a weight, by what they are."""
+        return self._states.get(weight, {})
 
 
 class StoredState:
-    """An optimizer state of a table in a checkpoint, as numbers of rows or of elements.
+    """An optimizer state of a table in a checkpoint, with a number for each row or element.
 
     Args:
         reader: of the checkpoint.
@@ -154,8 +154,8 @@ class StoredState:
         return len(self.size) < 2 and (not self._rows or self.size.numel() % self._rows != 0)
 
     @property
-    def replicas(self) -> int:
-        """Numbers that each row has, one for each column shard."""
+    def column_shards(self) -> int:
+        """How many numbers each row has: one for each column shard."""
         if self.by_element:
             return 1
         count = self.size.numel()
@@ -171,32 +171,32 @@ class StoredState:
         if len(self.size) == 2:
             self._reader.read(self.name, (first, 0), into.view(-1, 1))
             return
-        if self.replicas == 1:
+        if self.column_shards == 1:
             self._reader.read(self.name, (first,), into)
             return
-        of_shards = torch.empty(self.replicas, into.numel(), dtype=into.dtype)
-        for shard, numbers in enumerate(of_shards):
+        shard_numbers = torch.empty(self.column_shards, into.numel(), dtype=into.dtype)
+        for shard, numbers in enumerate(shard_numbers):
             self._reader.read(self.name, (shard * self._rows + first,), numbers)
-        if bool((of_shards == of_shards[0]).all()):
-            into.copy_(of_shards[0])
+        if bool((shard_numbers == shard_numbers[0]).all()):
+            into.copy_(shard_numbers[0])
             return
         widths = torch.tensor(self._widths(), dtype=torch.float64)
-        mean = (of_shards.double() * widths[:, None]).sum(0) / widths.sum()
+        mean = (shard_numbers.double() * widths[:, None]).sum(0) / widths.sum()
         into.copy_(mean.to(into.dtype))
 
     def _widths(self) -> Sequence[int]:
-        """Columns of each column shard, from the first column on."""
+        """Returns the columns of each column shard, from the first column on."""
         about = self._reader.tensors.get(self._weight)
         chunks = [] if about is None else about.chunks
         # A shard may be stored in pieces of rows.
-        found = dict(sorted((int(c.offsets[1]), int(c.sizes[1])) for c in chunks if c.sizes[0]))
-        if len(found) != self.replicas:
+        widths = dict(sorted((int(c.offsets[1]), int(c.sizes[1])) for c in chunks if c.sizes[0]))
+        if len(widths) != self.column_shards:
             raise ValueError(
-                f"{self._reader.path}: {self.name!r} has {self.replicas} numbers for each row, "
-                f"but {self._weight!r} is in {len(found)} column shards"
+                f"{self._reader.path}: {self.name!r} has {self.column_shards} numbers for each "
+                f"row, but {self._weight!r} is in {len(widths)} column shards"
             )
-        return list(found.values())
+        return list(widths.values())
 
     def count(self) -> float:
-        """Steps done, if that is what the state is; shards agree, or have not been used yet."""
+        """Returns the steps done, if the state counts these; unused shards count fewer."""
         return float(self._reader.whole(self.name).max())

@@ -1,4 +1,4 @@
-"""What ``torch.save`` wrote, read without torch's own loader.
+"""Reads what ``torch.save`` wrote, without torch's own loader.
 
 Such a file is a zip archive with a pickle that describes the object (``data.pkl``) and a record of
 plain numbers for each storage (``data/0``).  The pickle is read as a description.  A tensor is its
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES, STORAGES, UNTYPED
-from fusedrec_torchrec.checkpoint.inert_pickle import Made, Name, Pairs, Persistent
+from fusedrec_torchrec.checkpoint.inert_pickle import Call, Name, Pairs, Persistent
 from fusedrec_torchrec.core.folder_files import shown
 
 __all__ = ["TENSOR_NAMES", "TensorInFile", "TorchFile", "tensor_in_file"]
@@ -36,7 +36,7 @@ File = io.BufferedReader | io.BytesIO
 
 
 class TorchFile:
-    """The records of what ``torch.save`` wrote into a part of a file.
+    """The records of what ``torch.save`` wrote into a section of a file.
 
     Args:
         file: that holds it.
@@ -50,15 +50,15 @@ class TorchFile:
     def __init__(self, file: File, offset: int, length: int) -> None:
         if file.seek(0, io.SEEK_END) < offset + length:
             raise ValueError("it is truncated")
-        self._part = _Part(file, offset, length)
+        self._section = _FileSection(file, offset, length)
         try:
-            with zipfile.ZipFile(self._part) as archive:
-                found = archive.infolist()
+            with zipfile.ZipFile(self._section) as archive:
+                records = archive.infolist()
         except Exception as error:  # a damaged archive can raise anything
             raise ValueError(f"it is no archive of torch.save: {error}") from None
         self._records: dict[str, tuple[int, int]] = {}
         end = 0
-        for info in sorted(found, key=lambda info: info.header_offset):
+        for info in sorted(records, key=lambda info: info.header_offset):
             start, size = self._place(info)
             name = info.filename.partition("/")[2]
             if name in self._records or info.header_offset < end:
@@ -69,23 +69,23 @@ class TorchFile:
             raise ValueError(f"its numbers are not {sys.byteorder}-endian")
 
     def _place(self, info: zipfile.ZipInfo) -> tuple[int, int]:
-        """Where the bytes of a record begin, and how many there are."""
+        """Returns where the bytes of a record begin, and how many there are."""
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise ValueError(f"record {shown(info.filename)} of its archive is compressed")
         if info.header_offset < 0:
             raise ValueError(f"record {shown(info.filename)} of its archive is not where it says")
-        header = self._part.take(info.header_offset, LOCAL_HEADER)
+        header = self._section.take(info.header_offset, LOCAL_HEADER)
         name_size, extra_size = (int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
         start = info.header_offset + LOCAL_HEADER + name_size + extra_size
-        name = self._part.take(info.header_offset + LOCAL_HEADER, name_size)
+        name = self._section.take(info.header_offset + LOCAL_HEADER, name_size)
         if header[:4] != b"PK\3\4" or name != info.orig_filename.encode():
             raise ValueError(f"record {shown(info.filename)} of its archive is not where it says")
-        if start + info.file_size > self._part.length:
+        if start + info.file_size > self._section.length:
             raise ValueError("it is truncated")
         return start, info.file_size
 
     def place(self, name: str) -> tuple[int, int]:
-        """Where a record begins in the part, and its bytes."""
+        """Returns where a record begins in the section, and its number of bytes."""
         if name not in self._records:
             raise ValueError(f"its archive has no record {shown(name)}")
         return self._records[name]
@@ -97,11 +97,11 @@ class TorchFile:
             raise ValueError(
                 f"record {shown(name)} of its archive has {size} bytes, may have {most}"
             )
-        return self._part.take(start, size)
+        return self._section.take(start, size)
 
     @property
     def pickle(self) -> bytes:
-        """What describes the object."""
+        """The pickle that describes the object."""
         return self.read("data.pkl", LARGEST_PICKLE)
 
 
@@ -124,7 +124,7 @@ class TensorInFile:
     storage: str
 
     def numbers(self, storage: NDArray[np.uint8]) -> NDArray[Any]:
-        """The bits of its elements, of the bytes of its storage; nothing is copied."""
+        """Returns the bits of its elements, a view of the bytes of its storage."""
         size = self.dtype.itemsize
         kind = np.dtype(np.complex128) if size == 16 else np.dtype(f"u{size}")
         if not math.prod(self.shape):
@@ -145,8 +145,8 @@ def tensor_in_file(described: Any, file: TorchFile) -> TensorInFile:
     Raises:
         ValueError: it describes something else, or a tensor that is not all in the file.
     """
-    if type(described) is not Made or described.name not in (REBUILD, REBUILD_WITH_DTYPE):
-        what = described.name if type(described) is Made else type(described).__name__
+    if type(described) is not Call or described.name not in (REBUILD, REBUILD_WITH_DTYPE):
+        what = described.name if type(described) is Call else type(described).__name__
         raise ValueError(f"it holds {what}, must hold a tensor of plain numbers")
     arguments = list(described.arguments)
     dtype = None
@@ -156,7 +156,7 @@ def tensor_in_file(described: Any, file: TorchFile) -> TensorInFile:
             raise ValueError("it holds a tensor of an unknown type")
     if len(arguments) not in (6, 7) or arguments[6:] not in ([], [None], [Pairs()]):
         raise ValueError("it holds a tensor that is more than plain numbers")
-    if type(arguments[5]) is not Made or arguments[5].items:
+    if type(arguments[5]) is not Call or arguments[5].items:
         raise ValueError("it holds a tensor with hooks")
     key, stored_type, elements = _storage(arguments[0])
     kind = stored_type if dtype is None else DTYPES[dtype.full]
@@ -179,7 +179,7 @@ def tensor_in_file(described: Any, file: TorchFile) -> TensorInFile:
 
 
 def _storage(described: Any) -> tuple[str, torch.dtype | None, int]:
-    """Key, type and elements (without a type, bytes) of a storage."""
+    """Returns key, type and elements (without a type, bytes) of a storage."""
     identity = described.identity if type(described) is Persistent else ()
     if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
         raise ValueError("it holds a tensor without a storage")
@@ -194,7 +194,7 @@ def _storage(described: Any) -> tuple[str, torch.dtype | None, int]:
 def _check_inside(
     shape: tuple[int, ...], strides: tuple[int, ...], first: int, elements: int
 ) -> None:
-    """No element is outside of the storage, nor are there more than the storage has."""
+    """Checks that no element is outside of the storage, nor more than the storage has."""
     product = math.prod(shape)
     if not product:
         return
@@ -205,8 +205,8 @@ def _check_inside(
         )
 
 
-class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
+class _FileSection(io.RawIOBase):
+    """A section of a file, as a file of its own."""
 
     def __init__(self, file: File, offset: int, length: int) -> None:
         super().__init__()
@@ -214,12 +214,12 @@ class _Part(io.RawIOBase):
         self._at = 0
 
     def take(self, at: int, count: int) -> bytes:
-        """Bytes at a place; fewer where the part ends."""
+        """Returns bytes at a place; fewer where the section ends."""
         self.seek(at)
         return self.read(count)
 
     def read(self, size: int = -1) -> bytes:
-        """No more is allocated than there is, whatever an archive says of its sizes."""
+        """Reads bytes; allocates no more than there are, whatever an archive says of its sizes."""
         left = max(self.length - self._at, 0)
         return super().read(left if size < 0 else min(size, left)) or b""
 

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are what was written."""
+"""Compares the files of a checkpoint with the checksums that were written."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.folder_files import open_in_folder
 
-__all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_together"]
+__all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_on_all_ranks"]
 
 SIGNS = (MANIFEST, ".metadata", "__0_0.distcp")  # of a checkpoint, whole or not
 
@@ -23,14 +23,14 @@ class CannotReadError(ValueError):
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file of a checkpoint."""
+    """Returns size and SHA-256 of a file of a checkpoint."""
     with open_in_folder(path.parent, path.name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
-    """What is wrong with a file; None if nothing is.
+    """Returns what is wrong with a file; None if nothing is.
 
     Raises:
         CannotReadError: it is there, but reading fails.
@@ -54,7 +54,7 @@ def check_file(folder: Path, name: str, wanted: dict[str, Any]) -> str | None:
 def verify(
     folder: Path, progress: Callable[[Sequence[str]], Sequence[str]] | None = None
 ) -> list[str]:
-    """All that is wrong with a checkpoint; an empty list if nothing is.
+    """Returns all that is wrong with a checkpoint; an empty list if nothing is.
 
     Args:
         folder: of the checkpoint.
@@ -95,7 +95,7 @@ def _stored_files(reader: CheckpointReader) -> list[str]:
 
 
 def _contents(reader: CheckpointReader, file: str) -> str:
-    """Which tensors a file has."""
+    """Returns which tensors a file has, for a message."""
     names = sorted(
         {
             index.fqn
@@ -110,7 +110,7 @@ def _contents(reader: CheckpointReader, file: str) -> str:
 
 
 def _unreadable(reader: CheckpointReader) -> list[str]:
-    """Tensors that are not whole, or are not where the metadata says."""
+    """Returns which tensors are not whole, or are not where the metadata says."""
     problems = []
     for name, about in reader.tensors.items():
         stored = sum(chunk.sizes.numel() for chunk in about.chunks)
@@ -134,7 +134,7 @@ def _unlisted(manifest: Manifest, reader: CheckpointReader) -> list[str]:
     return [f"{name} is not in the manifest" for name in missing]
 
 
-def verify_together(folder: Path, required: bool = False) -> None:
+def verify_on_all_ranks(folder: Path, required: bool = False) -> None:
     """Compares checksums, each rank those of some files; must be called on all ranks.
 
     A checkpoint without a manifest has none to compare, unless it must have one.
@@ -161,7 +161,7 @@ def verify_together(folder: Path, required: bool = False) -> None:
     except Exception as error:  # whatever it is, other ranks must hear of it
         problems.append(str(error) or type(error).__name__)
     unread = next((text for text in gather_from_all_ranks(unread) if text is not None), None)
-    problems = sorted({problem for found in gather_from_all_ranks(problems) for problem in found})
+    problems = sorted({text for on_rank in gather_from_all_ranks(problems) for text in on_rank})
     if problems:
         raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")
     if unread is not None:

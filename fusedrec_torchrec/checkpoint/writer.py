@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint's files, with a checksum of each and a manifest.
+"""Writes torch.distributed.checkpoint's files, with a checksum of each and a manifest.
 
 Ranks hash what they have written, and send the hashes along with the results that
 torch.distributed.checkpoint gathers anyway.  The manifest is written last.
@@ -23,17 +23,18 @@ __all__ = ["CheckedWriter", "sync_folder"]
 
 
 @dataclass
-class _Checked(_StorageInfo):
-    """Where a result is, and the checksum of that file."""
+class _CheckedStorageInfo(_StorageInfo):
+    """Where a result is stored, and the checksum of that file."""
 
     checksum: dict[str, Any] | None = None
 
 
 class CheckedWriter(FileSystemWriter):
-    """
+    """Writes a checkpoint of torch.distributed.checkpoint with checksums and a manifest.
+
     Args:
         path: folder to write to; other files in it get checksums, too.
-        manifest: without files.
+        manifest: what to write into it, but for the checksums of files.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -41,19 +42,20 @@ class CheckedWriter(FileSystemWriter):
         self._manifest = manifest
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's files; the results have their checksums."""
         results = super().write_data(plan, planner).value()
         folder = Path(self.path)
-        sums = {info.relative_path: None for info in (r.storage_data for r in results)}
-        found = {name: checksum(folder / name) for name in sums}
+        names = dict.fromkeys(result.storage_data.relative_path for result in results)
+        sums = {name: checksum(folder / name) for name in names}
         checked: Future[list[WriteResult]] = Future()
         checked.set_result(
             [
                 WriteResult(
                     result.index,
                     result.size_in_bytes,
-                    _Checked(
+                    _CheckedStorageInfo(
                         **vars(result.storage_data),
-                        checksum=found[result.storage_data.relative_path],
+                        checksum=sums[result.storage_data.relative_path],
                     ),
                 )
                 for result in results
@@ -62,10 +64,11 @@ class CheckedWriter(FileSystemWriter):
         return checked
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Writes the metadata, and then the manifest with the checksums of all ranks' files."""
         files: dict[str, dict[str, Any]] = {}
         plain = []
-        for of_rank in results:
-            for result in of_rank:
+        for rank_results in results:
+            for result in rank_results:
                 info = vars(result.storage_data).copy()
                 files[info["relative_path"]] = info.pop("checksum")
                 plain.append(WriteResult(result.index, result.size_in_bytes, _StorageInfo(**info)))
@@ -80,7 +83,7 @@ class CheckedWriter(FileSystemWriter):
 
 
 def sync_folder(path: Path) -> None:
-    """Names in a folder outlive a power failure, where the file system can promise that."""
+    """Makes the names in a folder outlive a power failure, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""What the exchange wants of a codec.
+"""The interface of a codec, which turns rows into bytes and bytes into rows.
 
 A codec turns the rows of one bucket, for (or from) all ranks, into streams of bytes and back.  A
-stream holds a part for each rank, one after another, whose sizes follow from the numbers of rows
+stream holds a segment for each rank, one after another, whose sizes follow from the numbers of rows
 alone: both sides know them from the headers of the ids, so no codec needs a collective of its own.
 
 Shape suffixes: R rows, D columns, E entries.
@@ -18,40 +18,40 @@ __all__ = ["Codec", "Entries", "as_bytes", "as_numbers"]
 
 @dataclass
 class Entries:
-    """Which entries of a bucket's rows travelled.
+    """The entries of a bucket's rows that travelled, if not all did.
 
     Attributes:
-        at_E: their positions in the flattened rows, in the order of the wire.  Room that was not
-            used has the position behind the last one.
+        positions_E: their positions in the flattened rows, in the order of the wire.  Room that was
+            not used has the position behind the last one.
     """
 
-    at_E: torch.Tensor
+    positions_E: torch.Tensor
 
     def take(self, rows_RD: torch.Tensor) -> torch.Tensor:
-        """Their values; zero for unused room."""
+        """Returns the values of these entries; zero for unused room."""
         flat = rows_RD.reshape(-1)
         if not flat.numel():
-            return flat.new_zeros(self.at_E.numel())
-        values_E = flat.index_select(0, self.at_E.clamp(max=flat.numel() - 1))
-        return torch.where(self.at_E < flat.numel(), values_E, 0)
+            return flat.new_zeros(self.positions_E.numel())
+        values_E = flat.index_select(0, self.positions_E.clamp(max=flat.numel() - 1))
+        return torch.where(self.positions_E < flat.numel(), values_E, 0)
 
     def put(self, values_E: torch.Tensor, out_RD: torch.Tensor) -> None:
-        """Writes values to their places, zeros everywhere else."""
+        """Writes values to the positions of these entries, and zeros everywhere else."""
         self.add(values_E, out_RD.view(-1).zero_())
 
     def add(self, values_E: torch.Tensor, flat: torch.Tensor) -> None:
-        """Adds values at their places in the flattened rows."""
+        """Adds values at the positions of these entries in the flattened rows."""
         if flat.numel():
-            values_E = torch.where(self.at_E < flat.numel(), values_E, 0)
-            flat.index_add_(0, self.at_E.clamp(max=flat.numel() - 1), values_E)
+            values_E = torch.where(self.positions_E < flat.numel(), values_E, 0)
+            flat.index_add_(0, self.positions_E.clamp(max=flat.numel() - 1), values_E)
 
 
 class Codec(ABC):
-    """Rows of one bucket, in one direction."""
+    """Encodes and decodes the rows of one bucket, in one direction."""
 
     @abstractmethod
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
-        """[stream][rank] bytes of each part.
+        """Returns the bytes of every stream for every rank, as [stream][rank].
 
         Args:
             counts: rows of each rank.
@@ -65,16 +65,16 @@ class Codec(ABC):
         training: bool,
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
-        """Streams, as uint8.
+        """Encodes rows into streams of bytes (uint8).
 
         Args:
             rows_RD: float32, those for (or of) rank 0 first.
             counts: rows of each rank.
             training: whether there will be a backward pass.
-            entries: of gradients, which entries of the rows had travelled; None if all.
+            entries: for gradients, the entries of the rows that had travelled; None if all had.
 
         Returns:
-            streams, and which entries they have; None if all.
+            The streams, and the entries that they hold; None if they hold all.
         """
 
     @abstractmethod
@@ -85,14 +85,16 @@ class Codec(ABC):
         out_RD: torch.Tensor,
         entries: Entries | None = None,
     ) -> Entries | None:
-        """The way back, into ``out_RD``; returns which entries there were, None if all."""
+        """Decodes streams into ``out_RD``; returns the entries that they held, None if all."""
 
 
 def as_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a tensor as a flat uint8 tensor."""
     return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 def as_numbers(stream: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a stream of bytes as the flat tensor of numbers that it was made of."""
     if stream.storage_offset() % dtype.itemsize:  # behind a stream of single bytes
         stream = stream.clone()
     return stream.view(dtype)

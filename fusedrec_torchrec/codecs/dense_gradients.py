@@ -1,11 +1,12 @@
-"""Only the largest entries of data-parallel gradients travel (DCT, KDD 2021).
+"""DCT for data-parallel gradients: only entries that reach a threshold travel, none is lost.
 
-To a gradient what is left of earlier ones is added.  Entries that reach the parameter's threshold
-travel; the others, and what rounding takes from those that do, are left for the next step, so that
+This is dynamic communication thresholding (DCT, KDD 2021) with error feedback.  The residual of
+earlier steps is added to a gradient.  Entries that reach the parameter's threshold travel; the
+others, and what rounding takes from those that do, are the residual for the next step, so that
 nothing is lost.  Small parameters travel whole.
 
 A bucket of DistributedDataParallel is one all-gather.  Every message has room for the same number
-of entries, so all ranks know its size; entries that have no room are left for the next step, too.
+of entries, so all ranks know its size; entries that have no room are in the residual, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ from torchrec.distributed.model_parallel import (
 from torchrec.distributed.types import ShardingEnv
 
 from fusedrec_torchrec.codecs.codec import as_bytes, as_numbers
-from fusedrec_torchrec.codecs.largest import LargestEntries
-from fusedrec_torchrec.codecs.numbers import Numbers
+from fusedrec_torchrec.codecs.dct import DctCodec
+from fusedrec_torchrec.codecs.numbers import NumberCodec
 from fusedrec_torchrec.codecs.threshold import Threshold
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
 from fusedrec_torchrec.codecs.traffic import Traffic
@@ -34,11 +35,13 @@ from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 __all__ = ["GradientThresholds", "ThresholdedDataParallel", "thresholds_of"]
 
 LINE = 1 << 14  # entries whose places are told apart by two bytes
-USED_AT_LEAST = 0.1  # share of a message's room; of less, thresholds are renewed
+LEAST_USE = 0.1  # share of a message's room; if less is used, thresholds are renewed
 
 
 class ThresholdedDataParallel(DefaultDataParallelWrapper):
-    """A ``data_parallel_wrapper`` for ``DistributedModelParallel``.
+    """Wraps the dense part of a model so that its gradients travel with DCT.
+
+    It is a ``data_parallel_wrapper`` for ``DistributedModelParallel``.
 
     Args:
         options: the user's settings.
@@ -68,6 +71,7 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
         self._options = options or ThresholdOptions()
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Wraps the dense part; ranks must have been given the same options."""
         facts = facts_of("options", self._options)
         check_same_on_all_ranks("ThresholdOptions", facts, env.process_group, device)
         was_wrapped = isinstance(dmp._dmp_wrapped_module, DistributedDataParallel)
@@ -78,22 +82,22 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
 
 
 def thresholds_of(model: nn.Module) -> "GradientThresholds | None":
-    """Of a model whose dense part has them."""
-    found = [getattr(each, "fusedrec_thresholds", None) for each in model.modules()]
-    return next((each for each in found if isinstance(each, GradientThresholds)), None)
+    """Returns the thresholds of a model's dense gradients; None if these travel whole."""
+    candidates = (getattr(module, "fusedrec_thresholds", None) for module in model.modules())
+    return next((one for one in candidates if isinstance(one, GradientThresholds)), None)
 
 
 @dataclass
-class _Parameter:
-    """What is kept of a parameter's gradients.
+class _ParameterState:
+    """What is kept of a parameter's gradients from step to step.
 
     Attributes:
-        left: what has not travelled yet; None if nothing.
-        threshold: of its entries.
+        threshold: that its entries must reach.
+        residual: what has not travelled yet; None if nothing.
     """
 
     threshold: Threshold
-    left: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
 
 @dataclass
@@ -101,16 +105,16 @@ class _Layout:
     """How the parameters of a bucket make up a message.
 
     Attributes:
-        large: indices of parameters of which entries travel.
-        small: of those that travel whole.
+        large: indices of the parameters of which entries travel.
+        small: indices of those that travel whole.
         starts: where each large one begins in the flat entries, and their end.
-        codec: of the entries.
+        codec: the codec of the entries.
     """
 
     large: list[int]
     small: list[int]
     starts: list[int]
-    codec: LargestEntries = field(repr=False)
+    codec: DctCodec = field(repr=False)
 
     @property
     def lines(self) -> int:
@@ -118,7 +122,9 @@ class _Layout:
 
 
 class GradientThresholds:
-    """A communication hook of DistributedDataParallel, and what it keeps on this rank.
+    """The communication hook that applies DCT to the gradients of DistributedDataParallel.
+
+    It also holds what this rank keeps from step to step: thresholds and residuals.
 
     Args:
         options: the user's settings.
@@ -126,13 +132,13 @@ class GradientThresholds:
 
     def __init__(self, options: ThresholdOptions) -> None:
         self._options = options
-        self._parameters: dict[str, _Parameter] = {}
+        self._states: dict[str, _ParameterState] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._layouts: dict[tuple[str, ...], _Layout] = {}
-        self._before: dict[str, tuple[torch.Tensor | None, Any]] = {}
+        self._previous: dict[str, tuple[torch.Tensor | None, Any]] = {}
         self._pg: dist.ProcessGroup | None = None
         self.traffic = Traffic()
-        """Of parameters that do not travel whole: an all-reduce's bytes, and those of messages."""
+        """Bytes of an all-reduce, and of our messages, for parameters that do not travel whole."""
 
     @property
     def _ranks(self) -> int:
@@ -140,12 +146,13 @@ class GradientThresholds:
         return self._pg.size()
 
     def register(self, ddp: DistributedDataParallel) -> None:
+        """Becomes the communication hook of a module."""
         self._pg = ddp.process_group
         self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
         ddp.register_comm_hook(self, GradientThresholds._hook)
         ddp.fusedrec_thresholds = self  # type: ignore[assignment]
 
-    # ------------------------------------------------------------ a bucket's way
+    # ------------------------------------------------------------ a bucket of DDP
 
     @staticmethod
     def _hook(
@@ -170,27 +177,27 @@ class GradientThresholds:
 
         def arrived(done: Any) -> torch.Tensor:
             done.value()
-            self._sum(gathered.view(ranks, -1), gradients, layout)
+            self._average(gathered.view(ranks, -1), gradients, layout)
             return buffer
 
         return work.get_future().then(arrived)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """As without a hook."""
+        """Averages a bucket as DDP does without a hook."""
         assert self._pg is not None
         buffer.div_(self._pg.size())
         work = dist.all_reduce(buffer, group=self._pg, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
     def _layout(self, names: tuple[str, ...], gradients: Sequence[torch.Tensor]) -> _Layout:
-        """DDP forms buckets anew after the first step."""
+        """Returns the layout of a bucket; DDP forms buckets anew after the first step."""
         if names not in self._layouts:
             sizes = [gradient.numel() for gradient in gradients]
             large = [i for i, size in enumerate(sizes) if size >= self._options.min_elements]
             options = self._options
             for i in large:
-                self._parameters.setdefault(
-                    names[i], _Parameter(Threshold(options.density, options.every))
+                self._states.setdefault(
+                    names[i], _ParameterState(Threshold(options.density, options.every))
                 )
             starts = [*accumulate((sizes[i] for i in large), initial=0)]
             # The last line is not full: room is a share of what there is.
@@ -199,102 +206,104 @@ class GradientThresholds:
                 large,
                 [i for i in range(len(sizes)) if i not in set(large)],
                 starts,
-                LargestEntries(LINE, share, options.every, Numbers.of(options.values, 1)),
+                DctCodec(LINE, share, options.every, NumberCodec.of(options.values, 1)),
             )
         return self._layouts[names]
 
     def _message(
         self, names: tuple[str, ...], gradients: Sequence[torch.Tensor], layout: _Layout
     ) -> torch.Tensor:
+        """Returns the bytes of this rank's message, and keeps what does not travel."""
         size, device = layout.starts[-1], gradients[0].device
         flat = torch.zeros(layout.lines * LINE, device=device)
-        parts = flat[:size].split([gradients[i].numel() for i in layout.large])
-        kept = [self._parameters[names[i]] for i in layout.large]
-        for part, i, each in zip(parts, layout.large, kept, strict=True):
-            self._before[names[i]] = each.left, each.threshold.snapshot()
-            part.copy_(gradients[i].reshape(-1))
-            if each.left is not None:
-                part.add_(each.left.reshape(-1))
-        # In units of a parameter's threshold; of zero, zero is enough.
-        magnitudes = torch.zeros_like(flat)
-        for part, out, each in zip(
-            parts, magnitudes[:size].split([p.numel() for p in parts]), kept, strict=True
+        slices = flat[:size].split([gradients[i].numel() for i in layout.large])
+        states = [self._states[names[i]] for i in layout.large]
+        for entries, i, state in zip(slices, layout.large, states, strict=True):
+            self._previous[names[i]] = state.residual, state.threshold.snapshot()
+            entries.copy_(gradients[i].reshape(-1))
+            if state.residual is not None:
+                entries.add_(state.residual.reshape(-1))
+        # In units of a parameter's threshold; if that is zero, an entry of zero reaches it.
+        scores = torch.zeros_like(flat)
+        for entries, out, state in zip(
+            slices, scores[:size].split([s.numel() for s in slices]), states, strict=True
         ):
-            tau = each.threshold(part).clamp(min=torch.finfo(torch.float32).tiny)
-            torch.div(part.abs(), tau, out=out)
+            tau = state.threshold(entries).clamp(min=torch.finfo(torch.float32).tiny)
+            torch.div(entries.abs(), tau, out=out)
         codec, lines = layout.codec, layout.lines
-        streams, _, used = codec.encode_those(
-            flat.view(lines, LINE), magnitudes.view(lines, LINE), flat.new_ones(()), [lines]
+        streams, _, used = codec.encode_entries(
+            flat.view(lines, LINE), scores.view(lines, LINE), flat.new_ones(()), [lines]
         )
         self.traffic.plain += 2 * 4 * size
         self.traffic.coded += sum(stream.nbytes for stream in streams) * self._ranks
-        if not USED_AT_LEAST <= used <= 1:
-            for each in kept:
-                each.threshold.expire()
+        if not LEAST_USE <= used <= 1:
+            for state in states:
+                state.threshold.expire()
         if self._options.error_feedback:
-            self._keep(flat, streams, layout, kept)
+            self._keep_residuals(flat, streams, layout, states)
         whole = [as_bytes(gradients[i].float()) for i in layout.small]
         return torch.cat([*streams, *whole])
 
-    def _keep(
+    def _keep_residuals(
         self,
         flat: torch.Tensor,
         streams: Sequence[torch.Tensor],
         layout: _Layout,
-        kept: Sequence[_Parameter],
+        states: Sequence[_ParameterState],
     ) -> None:
-        """What has not travelled; of numbers that are none, nothing."""
-        entries, values_E = layout.codec.decode_those(streams, [layout.lines])
+        """Keeps what has not travelled; of NaN and infinity, nothing."""
+        entries, values_E = layout.codec.decode_entries(streams, [layout.lines])
         entries.add(-values_E, flat)
         flat.nan_to_num_(0.0, 0.0, 0.0)
         sizes = [end - start for start, end in zip(layout.starts, layout.starts[1:], strict=False)]
-        for part, each in zip(flat[: layout.starts[-1]].split(sizes), kept, strict=True):
-            each.left = part
+        residuals = flat[: layout.starts[-1]].split(sizes)
+        for residual, state in zip(residuals, states, strict=True):
+            state.residual = residual
 
-    def _sum(
+    def _average(
         self, gathered: torch.Tensor, gradients: Sequence[torch.Tensor], layout: _Layout
     ) -> None:
-        """The mean of all ranks' messages, into the gradients."""
+        """Writes the mean of all ranks' messages into the gradients."""
         ranks, codec, lines = len(gathered), layout.codec, layout.lines
         flat = torch.zeros(lines * LINE, device=gathered.device)
-        of_entries = sum(map(sum, codec.sizes([lines])))
+        entry_bytes = sum(map(sum, codec.sizes([lines])))
         sizes = [sum(stream) for stream in codec.sizes([lines])]
         for message in gathered:  # one after another: the same sums on all ranks
-            entries, values_E = codec.decode_those(message[:of_entries].split(sizes), [lines])
+            entries, values_E = codec.decode_entries(message[:entry_bytes].split(sizes), [lines])
             entries.add(values_E / ranks, flat)
         for i, start, end in zip(layout.large, layout.starts, layout.starts[1:], strict=False):
             gradients[i].copy_(flat[start:end].view_as(gradients[i]))
         if layout.small:
-            whole = as_numbers(gathered[:, of_entries:].contiguous().view(-1), torch.float32)
+            whole = as_numbers(gathered[:, entry_bytes:].contiguous().view(-1), torch.float32)
             means = (whole.view(ranks, -1) / ranks).sum(0)
-            parts = means.split([gradients[i].numel() for i in layout.small])
-            for i, part in zip(layout.small, parts, strict=True):
-                gradients[i].copy_(part.view_as(gradients[i]))
+            by_parameter = means.split([gradients[i].numel() for i in layout.small])
+            for i, mean in zip(layout.small, by_parameter, strict=True):
+                gradients[i].copy_(mean.view_as(gradients[i]))
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ state
 
     def undo(self) -> None:
         """Forgets the last step, whose gradients are not used."""
-        for name, (left, threshold) in self._before.items():
-            self._parameters[name].left = left
-            self._parameters[name].threshold.restore(threshold)
+        for name, (residual, threshold) in self._previous.items():
+            self._states[name].residual = residual
+            self._states[name].threshold.restore(threshold)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of this rank, by name."""
-        found = {}
-        for name, each in self._parameters.items():
-            found[f"{name}.threshold"] = each.threshold.state()
-            if each.left is not None:
-                found[f"{name}.left"] = each.left
-        return found
+        """Returns the thresholds and residuals of this rank, by the names that checkpoints have."""
+        tensors = {}
+        for name, state in self._states.items():
+            tensors[f"{name}.threshold"] = state.threshold.state()
+            if state.residual is not None:
+                tensors[f"{name}.left"] = state.residual
+        return tensors
 
     def load(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Goes on where others were.
+        """Takes over what ``state`` returned, on this rank or on all ranks of another training.
 
         Args:
-            states: of nobody, to begin anew; of one rank, to be that one; or of all of a training
-                with another number of ranks, to share what they had left.  Since gradients are
-                averaged over ranks, the mean of what was left is what each rank has left then.
+            states: none, to begin anew; that of one rank, to go on as that rank; or those of all
+                ranks of a training with another number of them, to share their residuals.  Since
+                gradients are averaged over ranks, each rank then has the mean of the residuals.
         """
         names = {
             name.removesuffix(".threshold")
@@ -302,13 +311,13 @@ class GradientThresholds:
             for name in state
             if name.endswith(".threshold")
         }
-        self._parameters.clear()
+        self._states.clear()
         self._layouts.clear()
         for name in sorted(names):
             threshold = Threshold(self._options.density, self._options.every)
             threshold.load([state[f"{name}.threshold"] for state in states])
-            left = [state[f"{name}.left"] for state in states if f"{name}.left" in state]
+            residuals = [state[f"{name}.left"] for state in states if f"{name}.left" in state]
             device = next(iter(self._names)).device
-            mean = torch.stack(left).mean(0).to(device) if left else None
-            self._parameters[name] = _Parameter(threshold, mean)
-        self._before.clear()
+            mean = torch.stack(residuals).mean(0).to(device) if residuals else None
+            self._states[name] = _ParameterState(threshold, mean)
+        self._previous.clear()

@@ -1,4 +1,4 @@
-"""Rows as bytes, with a scale and a bias of their own: FBGEMM's row-wise quantization."""
+"""The codec ``int8``: rows as bytes with a scale and a bias each (FBGEMM's quantization)."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,15 @@ import torch
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes
 from fusedrec_torchrec.codecs.numbers import SCALE, power_of_two, rows_of_scales
 
-__all__ = ["Int8"]
+__all__ = ["Int8Codec"]
 
 SCALE_AND_BIAS = 8
 
 
-class Int8(Codec):
-    """A number is off by at most half of (largest - smallest) / 255 of its row.
+class Int8Codec(Codec):
+    """Sends a byte for each number, and a scale and a bias for each row.
+
+    A number is off by at most half of (largest - smallest) / 255 of its row.
 
     FBGEMM adds 1e-8 to the range of a row, which is as much as the range of many a gradient: so
     rows are multiplied with a power of two first.  It also makes numbers of NaN; here all rows

@@ -1,41 +1,41 @@
-"""Codecs of single numbers: fp32, fp16 and bf16; and what rows and single entries share of them."""
+"""The codecs ``fp32``, ``fp16`` and ``bf16``, which send each number in a format of its own."""
 
 from collections.abc import Sequence
 
 import torch
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
-from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
+from fusedrec_torchrec.core.max_abs import max_abs
 from fusedrec_torchrec.core.transfer import to_device
 
-__all__ = ["EntryNumbers", "Numbers", "power_of_two", "rows_of_scales"]
+__all__ = ["EntryCodec", "NumberCodec", "power_of_two", "rows_of_scales"]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SCALE = torch.float32
 
 
 def power_of_two(numbers: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The largest power of two whose product with all the numbers is below 2**exponent.
+    """Returns the largest power of two whose product with all the numbers is below 2**exponent.
 
-    As a 0-dim tensor, without waiting for a device; NaN if not all of them are finite.
+    It is a 0-dim tensor, made without waiting for a device; NaN if not all of them are finite.
     """
     if not numbers.numel():
         return numbers.new_ones((), dtype=SCALE)
-    largest = largest_magnitude(numbers).to(SCALE)
+    largest = max_abs(numbers).to(SCALE)
     shift = (exponent - torch.frexp(largest).exponent).clamp(max=126)
     scale = torch.ldexp(torch.ones_like(largest), shift)
     return torch.where(torch.isfinite(largest), scale, torch.nan)
 
 
 def rows_of_scales(stream: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The scale that each row was sent with, [R, 1]."""
+    """Returns the scale that each row was sent with, [R, 1]."""
     scales_W = as_numbers(stream, SCALE)
     ranks = to_device(counts, scales_W.device)
     return scales_W.repeat_interleave(ranks, output_size=sum(counts))[:, None]
 
 
-class Numbers(Codec):
-    """Each number in a format of its own.
+class NumberCodec(Codec):
+    """Sends each number as fp32, fp16 or bf16.
 
     With ``auto_scale`` numbers are multiplied with a power of two that brings the largest of them
     near the end of fp16's range, so that neither large ones overflow nor small ones vanish: what
@@ -43,9 +43,9 @@ class Numbers(Codec):
 
     Args:
         dim: numbers of a row.
-        dtype: that they travel in.
-        scale: what they are multiplied with, a constant.
-        auto_scale: to find the scale in each step.
+        dtype: in which they travel.
+        scale: a constant that they are multiplied with.
+        auto_scale: whether to find the scale anew in each step.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Numbers(Codec):
         self._auto_scale = auto_scale
 
     @staticmethod
-    def of(kind: str, dim: int, loss_scale: float | None = None) -> "Numbers":
-        """The codec with this name."""
+    def of(kind: str, dim: int, loss_scale: float | None = None) -> "NumberCodec":
+        """Returns the codec with this name."""
         auto = kind == "fp16" and loss_scale is None
-        return Numbers(dim, DTYPES[kind], loss_scale, auto)
+        return NumberCodec(dim, DTYPES[kind], loss_scale, auto)
 
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         numbers = [n * self._dim * self._dtype.itemsize for n in counts]
@@ -74,8 +74,8 @@ class Numbers(Codec):
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
         if self._auto_scale:
-            found = power_of_two(rows_RD, 15)
-            scale = torch.where(torch.isfinite(found), found, 1.0)  # they stay what they are
+            fitting = power_of_two(rows_RD, 15)
+            scale = torch.where(torch.isfinite(fitting), fitting, 1.0)  # they stay what they are
             halves = (rows_RD * scale).to(self._dtype)
             return [as_bytes(halves), as_bytes(scale.repeat(len(counts)))], None
         if self._scale is not None:
@@ -99,15 +99,15 @@ class Numbers(Codec):
         return None
 
 
-class EntryNumbers(Codec):
-    """Gradients of the entries that had travelled forward, in a format of their own.
+class EntryCodec(Codec):
+    """Sends the gradients of the entries that had travelled forward, in a format of their own.
 
     Args:
-        numbers: of single entries.
-        room: entries that there is room for, of so many rows.
+        numbers: the codec of the single entries.
+        room: how many entries there is room for.
     """
 
-    def __init__(self, numbers: Numbers, room: "Room") -> None:
+    def __init__(self, numbers: NumberCodec, room: "Room") -> None:
         self._numbers = numbers
         self._room = room
 
@@ -133,16 +133,16 @@ class EntryNumbers(Codec):
         entries: Entries | None = None,
     ) -> Entries | None:
         assert entries is not None
-        values_E1 = out_RD.new_empty(entries.at_E.numel(), 1)
+        values_E1 = out_RD.new_empty(entries.positions_E.numel(), 1)
         self._numbers.decode(streams, [self._room(n) for n in counts], values_E1)
         entries.put(values_E1.view(-1), out_RD)
         return entries
 
 
 class Room:
-    """How many entries of so many rows there is room for.
+    """Says how many entries a message of so many rows has room for.
 
-    A little more than the wanted share: rows differ, and tau is from a sample.
+    It is a little more than the wanted share: rows differ, and the threshold is from a sample.
 
     Args:
         dim: entries of a row.
@@ -160,4 +160,5 @@ class Room:
 
     @property
     def per_row(self) -> float:
+        """Entries for each row, of many rows."""
         return self._dim * self._share

@@ -17,7 +17,7 @@ FORBID: dict[str, str] = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class CodecOptions:
-    """How numbers travel in one direction.
+    """The codec of numbers that travel in one direction, and its settings.
 
     Attributes:
         type: ``fp32`` as they are; ``fp16``, ``bf16``; ``int8`` with a scale and a bias for each
@@ -81,7 +81,7 @@ class CodecOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Codecs:
-    """How rows travel to their requesters, and their gradients back.
+    """The codecs of rows on their way to requesters, and of their gradients on the way back.
 
     Attributes:
         forward: of rows.

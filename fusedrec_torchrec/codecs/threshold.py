@@ -1,8 +1,9 @@
-"""A threshold that a wanted share of numbers reaches, renewed now and then.
+"""The threshold that a wanted share of numbers reaches, renewed now and then.
 
 Dynamic communication thresholding (DCT, KDD 2021) sends the entries of a tensor whose magnitude is
-at least tau.  To find the k-th largest of all entries in every step would cost more than it saves;
-tau hardly changes from step to step, so it is found anew every so many steps only, from a sample.
+at least tau, the threshold.  To find the k-th largest of all entries in every step would cost more
+than it saves; tau hardly changes from step to step, so it is found anew every so many steps only,
+from a sample.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ PRIME = 2_654_435_761
 
 
 def quantile(values: torch.Tensor, density: float) -> torch.Tensor:
-    """The magnitude that a share ``density`` of the values reaches, of a sample; 0-dim, no sync."""
+    """Returns the magnitude that a share ``density`` of the values reaches.
+
+    It is estimated from a sample, as a 0-dim tensor, without waiting for a device.
+    """
     flat = values.reshape(-1)
     if flat.numel() > SAMPLE:
         # In steps of a large prime: it visits all columns of a matrix alike, whatever their number.
@@ -28,7 +32,7 @@ def quantile(values: torch.Tensor, density: float) -> torch.Tensor:
 
 
 class Threshold:
-    """tau of one tensor or bucket, on one rank.
+    """The threshold (tau) of one tensor or bucket, on one rank.
 
     Args:
         density: share of entries that should reach it.
@@ -41,21 +45,21 @@ class Threshold:
         self._tau: torch.Tensor | None = None
         self._age = 0  # steps since it was renewed
 
-    def __call__(self, values: torch.Tensor, counts: bool = True) -> torch.Tensor:
-        """tau, on the device of the values.
+    def __call__(self, values: torch.Tensor, training: bool = True) -> torch.Tensor:
+        """Returns tau for these values, on their device, and renews it if that is due.
 
         Args:
             values: to which it is applied.
-            counts: whether this is a step of training; others see tau, but do not make it older.
+            training: whether this is a step of training; others see tau, but do not make it older.
         """
         if not values.numel():
             return values.new_zeros(()) if self._tau is None else self._tau
-        if self._tau is None or (counts and self._age >= self.every):
+        if self._tau is None or (training and self._age >= self.every):
             tau = quantile(values.detach(), self.density).float()
-            if not counts:
+            if not training:
                 return tau
             self._tau, self._age = tau, 0
-        self._age += counts
+        self._age += training
         return self._tau.to(values.device)
 
     def expire(self) -> None:
@@ -64,23 +68,27 @@ class Threshold:
 
     @property
     def tau(self) -> torch.Tensor | None:
-        """0-dim; None before the first step."""
+        """The current threshold, 0-dim; None before the first step."""
         return self._tau
 
     def snapshot(self) -> tuple[torch.Tensor | None, int]:
-        """What ``restore`` wants; stays on its device."""
+        """Returns what ``restore`` takes back; it stays on its device."""
         return self._tau, self._age
 
     def restore(self, snapshot: tuple[torch.Tensor | None, int]) -> None:
+        """Goes back to a ``snapshot``."""
         self._tau, self._age = snapshot
 
     def state(self) -> torch.Tensor:
-        """tau, or NaN if there is none yet, and the steps since it was renewed."""
+        """Returns tau, or NaN if there is none yet, and the steps since it was renewed."""
         tau = torch.tensor(torch.nan) if self._tau is None else self._tau.cpu()
         return torch.stack([tau.double(), torch.tensor(float(self._age)).double()])
 
     def load(self, states: Sequence[torch.Tensor]) -> None:
-        """Takes over a state; of several ranks', the mean tau and the oldest; of none, no tau."""
+        """Takes over a state.
+
+        Of the states of several ranks it takes the mean tau and the greatest age; of none, no tau.
+        """
         if not states:
             self._tau, self._age = None, 0
             return

@@ -1,4 +1,4 @@
-"""What a user can choose about data-parallel gradients on the wire."""
+"""What a user can choose for data-parallel gradients: which entries travel, and how."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ __all__ = ["ThresholdOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdOptions:
-    """Only the largest entries of gradients travel, the others are kept and added later.
+    """Settings of DCT for gradients: entries that reach a threshold travel, others are kept.
 
     Attributes:
         density: share of the entries that travel in a step; 1 sends all, in an all-reduce.  The

@@ -1,4 +1,4 @@
-"""How many bytes codecs have saved."""
+"""Counts the bytes that codecs have saved."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ __all__ = ["Traffic"]
 
 @dataclass
 class Traffic:
-    """What has been sent, to the own rank included.
+    """The bytes that a rank has sent, to itself included, without and with its codecs.
 
     Attributes:
-        plain: bytes that it would have been as float32.
-        coded: bytes that it was.
+        plain: bytes of what was sent if it had been float32.
+        coded: bytes that were sent.
     """
 
     plain: int = 0

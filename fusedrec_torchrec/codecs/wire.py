@@ -1,4 +1,4 @@
-"""The rows of all buckets, through their codecs, in one buffer of bytes.
+"""Puts the rows of all buckets through their codecs into one buffer of bytes, and back.
 
 Buffers are in the order (rank, bucket, stream), so that one all-to-all moves them.
 """
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries
-from fusedrec_torchrec.codecs.foreign import ForeignCodec
-from fusedrec_torchrec.codecs.int8 import Int8
-from fusedrec_torchrec.codecs.largest import MOST_COLUMNS, LargestEntries
-from fusedrec_torchrec.codecs.numbers import EntryNumbers, Numbers
+from fusedrec_torchrec.codecs.dct import MOST_COLUMNS, DctCodec
+from fusedrec_torchrec.codecs.int8 import Int8Codec
+from fusedrec_torchrec.codecs.numbers import EntryCodec, NumberCodec
 from fusedrec_torchrec.codecs.options import DENSITY, EVERY, CodecOptions, Codecs
+from fusedrec_torchrec.codecs.registry import RegistryCodec
 from fusedrec_torchrec.codecs.traffic import Traffic
-from fusedrec_torchrec.core.regroup import bucket_major, rank_major
+from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 
 __all__ = ["Wire", "build", "build_backward", "bytes_of_row"]
 
@@ -27,22 +27,22 @@ Counts = list[list[int]]  # [rank][bucket] rows
 
 
 def build(options: Any, dim: int, device: torch.device) -> Codec:
-    """The codec of a bucket.
+    """Builds the codec of a bucket's rows.
 
     Args:
-        options: ``CodecOptions``, or a codec of TorchRec's.
+        options: ``CodecOptions``, or a codec of TorchRec's registry.
         dim: columns of its rows.
         device: where they are.
     """
     if not isinstance(options, CodecOptions):
-        return ForeignCodec(options, dim, device)
+        return RegistryCodec(options, dim, device)
     if options.type == "int8":
-        return Int8(dim)
+        return Int8Codec(dim)
     if options.type != "dct":
-        return Numbers.of(options.type, dim, options.loss_scale)
+        return NumberCodec.of(options.type, dim, options.loss_scale)
     density, values = options.density or DENSITY, options.values or "fp32"
     if density == 1:
-        return Numbers.of(values, dim)
+        return NumberCodec.of(values, dim)
     if dim > MOST_COLUMNS:
         raise ValueError(f"type is dct for rows of {dim} columns, must be at most {MOST_COLUMNS}")
     relative = options.relative is not False
@@ -53,21 +53,21 @@ def build(options: Any, dim: int, device: torch.device) -> Codec:
             density,
             dim,
         )
-    return LargestEntries(dim, density, options.every or EVERY, Numbers.of(values, 1), relative)
+    return DctCodec(dim, density, options.every or EVERY, NumberCodec.of(values, 1), relative)
 
 
 def build_backward(options: Any, forward: Codec, dim: int, device: torch.device) -> Codec:
-    """The codec of a bucket's gradients, which may be of some entries only."""
-    if not isinstance(forward, LargestEntries):
+    """Builds the codec of a bucket's gradients, which may be those of some entries only."""
+    if not isinstance(forward, DctCodec):
         return build(options, dim, device)
     numbers = build(options, 1, device)
-    assert isinstance(numbers, Numbers)
-    return EntryNumbers(numbers, forward.room)
+    assert isinstance(numbers, NumberCodec)
+    return EntryCodec(numbers, forward.room)
 
 
 @lru_cache(maxsize=256)
 def bytes_of_row(codecs: Codecs, dim: int) -> tuple[float, float]:
-    """Bytes of a row and of its gradient, about: of many rows at once."""
+    """Returns the bytes of a row and of its gradient, as an average over many rows."""
     many, cpu = 1 << 16, torch.device("cpu")
     forward = build(codecs.forward, dim, cpu)
     backward = build_backward(codecs.backward, forward, dim, cpu)
@@ -76,10 +76,10 @@ def bytes_of_row(codecs: Codecs, dim: int) -> tuple[float, float]:
 
 
 class Wire:
-    """One direction of the exchange of a module's buckets.
+    """Encodes and decodes the rows of a module's buckets in one direction of the exchange.
 
     Args:
-        codecs: of each bucket.
+        codecs: one for each bucket.
         dims: columns of each bucket's rows.
     """
 
@@ -89,16 +89,16 @@ class Wire:
         self.traffic = Traffic()
 
     def _stream_sizes(self, counts: Counts) -> list[list[int]]:
-        """[rank][stream of all buckets] bytes."""
+        """Returns the bytes of every stream of every bucket, as [rank][stream]."""
         per_stream = [
             stream
             for k, codec in enumerate(self.codecs)
             for stream in codec.sizes([row[k] for row in counts])
         ]
-        return [list(of_rank) for of_rank in zip(*per_stream, strict=True)]
+        return [list(sizes) for sizes in zip(*per_stream, strict=True)]
 
     def sizes(self, counts: Counts) -> list[int]:
-        """Bytes for (or of) each rank."""
+        """Returns the bytes for (or of) each rank."""
         return [sum(row) for row in self._stream_sizes(counts)]
 
     def _elements(self, counts: Counts) -> list[list[int]]:
@@ -111,29 +111,29 @@ class Wire:
         training: bool,
         entries: Sequence[Entries | None] | None = None,
     ) -> tuple[torch.Tensor, list[Entries | None]]:
-        """Bytes of all ranks, and which entries travel.
+        """Returns the bytes for all ranks, and for each bucket the entries that travel.
 
         Args:
             flat: rows in the order (rank, bucket), float32.
-            counts: of them.
+            counts: [rank][bucket] number of these rows.
             training: whether there will be a backward pass.
-            entries: of gradients, which entries of each bucket had travelled.
+            entries: for gradients, the entries of each bucket that had travelled.
         """
         streams: list[torch.Tensor] = []
-        found: list[Entries | None] = []
+        travelling: list[Entries | None] = []
         for k, rows in enumerate(bucket_major(flat, self._elements(counts))):
-            encoded, which = self.codecs[k].encode(
+            encoded, bucket_entries = self.codecs[k].encode(
                 rows.view(-1, self._dims[k]),
                 [row[k] for row in counts],
                 training,
                 None if entries is None else entries[k],
             )
             streams += encoded
-            found.append(which)
+            travelling.append(bucket_entries)
         wire = rank_major(streams, self._stream_sizes(counts))
         self.traffic.plain += flat.nbytes
         self.traffic.coded += wire.nbytes
-        return wire, found
+        return wire, travelling
 
     def decode(
         self,
@@ -142,18 +142,19 @@ class Wire:
         out: torch.Tensor,
         entries: Sequence[Entries | None] | None = None,
     ) -> list[Entries | None]:
-        """Rows in the order (rank, bucket), into ``out``; returns which entries had travelled."""
+        """Decodes rows in the order (rank, bucket) into ``out``; returns the entries that came."""
         streams = iter(bucket_major(wire, self._stream_sizes(counts)))
         elements, single = self._elements(counts), len(self.codecs) == 1
         rows: list[torch.Tensor] = []
-        found: list[Entries | None] = []
+        travelled: list[Entries | None] = []
         for k, codec in enumerate(self.codecs):
-            of_bucket = [row[k] for row in counts]
-            own = [next(streams) for _ in codec.sizes(of_bucket)]
-            into = out if single else out.new_empty(sum(of_bucket) * self._dims[k])
-            which = None if entries is None else entries[k]
-            found.append(codec.decode(own, of_bucket, into.view(-1, self._dims[k]), which))
+            bucket_counts = [row[k] for row in counts]
+            bucket_streams = [next(streams) for _ in codec.sizes(bucket_counts)]
+            into = out if single else out.new_empty(sum(bucket_counts) * self._dims[k])
+            rows_RD = into.view(-1, self._dims[k])
+            forward = None if entries is None else entries[k]
+            travelled.append(codec.decode(bucket_streams, bucket_counts, rows_RD, forward))
             rows.append(into)
         if not single:
             out.copy_(rank_major(rows, elements))
-        return found
+        return travelled

@@ -1,4 +1,4 @@
-"""Memory of large tensors, used again by the next batch.
+"""Large tensors whose memory is used again by the next batch.
 
 On CPU a fresh tensor of tens of megabytes comes from the operating system page by page, which can
 cost more than filling it; CUDA's caching allocator has no such problem.  A buffer is lent out as
@@ -23,7 +23,7 @@ SMALLEST = 1 << 16  # below it, malloc keeps memory itself
 
 
 class Buffers:
-    """Buffers by name; each name keeps those of at most two batches."""
+    """Lends out buffers by name; each name keeps those of at most two batches."""
 
     def __init__(self) -> None:
         self._free: dict[str, deque[NDArray[np.uint8]]] = defaultdict(lambda: deque(maxlen=KEPT))
@@ -31,7 +31,7 @@ class Buffers:
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """An uninitialised tensor."""
+        """Returns an uninitialised tensor, in memory that came back if there is some."""
         size = prod(shape) * dtype.itemsize
         if device.type != "cpu" or size < SMALLEST:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -43,7 +43,7 @@ class Buffers:
         return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
 
     def _fitting(self, name: str, size: int) -> NDArray[np.uint8]:
-        """A block that is large enough; smaller ones are let go."""
+        """Returns a block that is large enough; smaller ones are let go."""
         free = self._free[name]
         while True:
             try:

@@ -32,7 +32,7 @@ RECEIVE = "recv_"  # the other half of a send
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as this rank saw it."""
+    """One collective as this rank saw it: what it was, of which type, and bytes to other ranks."""
 
     name: str
     dtype: torch.dtype | None
@@ -56,7 +56,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.collectives: list[Collective] = []
 
     def bytes_sent(self, name: str | None = None) -> int:
-        """Bytes sent to other ranks, by all collectives or those of one name."""
+        """Returns the bytes sent to other ranks, by all collectives or by those of one name."""
         return sum(c.bytes_sent for c in self.collectives if name in (None, c.name))
 
     def __torch_dispatch__(

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, errors that name them, locks that die with their process."""
+"""Writes files that are whole or not there, names files in errors, and locks them."""
 
 import fcntl
 import json
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["described", "locked", "naming", "replacing", "sync_file", "write_json", "write_text"]
+__all__ = ["described", "file_lock", "naming", "replacing", "sync_file", "write_json", "write_text"]
 
 
 def described(error: OSError) -> str:
-    """What the operating system refused, for people: the paths, then the reason."""
+    """Returns what the operating system refused, for people: the paths, then the reason."""
     if error.errno is None:
         return str(error)
     # Libraries put their own words in the place of the system's, and numbers of errors beside it.
@@ -23,7 +23,7 @@ def described(error: OSError) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the operating system that do not say which file they are about name this one."""
+    """Puts this path into errors of the operating system that do not name a file."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` when all of it is written.
+    """Gives a path to write to, which takes the place of ``path`` when all of it is written.
 
     What is half written is removed, which also gives a full disk its room back.
     """
@@ -52,26 +52,29 @@ def replacing(path: Path, partial: Path | None = None) -> Iterator[Path]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """A file that nobody sees half written."""
+    """Writes a JSON file that nobody sees half written."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(data, indent=1))
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file of text, whose errors name it, also when it is the disk that is full."""
+    """Writes a file of text; errors name it, also when it is the disk that is full."""
     with naming(path):
         path.write_text(text, encoding="utf-8")
 
 
 def sync_file(path: Path) -> None:
-    """What is in a file outlives a power failure."""
+    """Makes sure that what is in a file outlives a power failure."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time, on this machine or on a shared file system that has locks."""
+def file_lock(path: Path) -> Iterator[None]:
+    """Lets one process at a time in, on this machine or on a shared file system that has locks.
+
+    The lock dies with its process.
+    """
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""What all ranks must have in common, compared before a difference can do harm.
+"""Compares what all ranks must have in common, before a difference can do harm.
 
 Ranks that were given different plans or options would train on without a word, each by its own
 arithmetic.  So before a module is sharded, every rank writes down what it was given as *facts*, one
@@ -48,8 +48,8 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if value is None:
         return
     if is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from _facts(f"{name}.{each.name}", getattr(value, each.name))
+        for field in fields(value):
+            yield from _facts(f"{name}.{field.name}", getattr(value, field.name))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _facts(f"{name}.{key}", value[key])
@@ -58,7 +58,7 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any, depth: int = 0) -> str:
-    """The same text for the same value on every rank, so without addresses of objects.
+    """Returns the same text for the same value on every rank, so without addresses of objects.
 
     Numbers are the same if they are equal.  Paths may differ from machine to machine; what is in
     the files is compared by who reads them.
@@ -100,7 +100,7 @@ def _text(value: Any, depth: int = 0) -> str:
     if isinstance(value, torch.dtype):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return inner({each.name: getattr(value, each.name) for each in fields(value)})
+        return inner({field.name: getattr(value, field.name) for field in fields(value)})
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     # An object of a class that we do not know: its settings are its attributes.
@@ -113,10 +113,10 @@ def check_same_on_all_ranks(
     """Compares facts with those of all other ranks; all ranks of the group must call it.
 
     Args:
-        what: the facts are about, for the error.
-        facts: of this rank.
+        what: what the facts are about, for the error.
+        facts: those of this rank.
         pg: the process group; all ranks if None.
-        device: where collectives run.
+        device: on which collectives run.
 
     Raises:
         ValueError: on all ranks, naming what differs on which of them.
@@ -132,7 +132,7 @@ def check_same_on_all_ranks(
 def _hashes(
     facts: Mapping[str, str], pg: dist.ProcessGroup | None, device: torch.device
 ) -> list[bytes]:
-    """The hash of every rank's facts, in rank order."""
+    """Returns the hash of every rank's facts, in rank order."""
     digest = hashlib.sha256()
     for name, text in facts.items():
         digest.update(f"{name}\0{text}\0".encode())
@@ -145,7 +145,7 @@ def _hashes(
 
 
 def _shown(text: str) -> str:
-    """A fact as an error shows it; cut ones are told apart by a hash."""
+    """Returns a fact as an error shows it; cut ones are told apart by a hash."""
     if len(text) <= SHOWN_LENGTH:
         return text
     return f"{text[:SHOWN_LENGTH]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
@@ -153,22 +153,23 @@ def _shown(text: str) -> str:
 
 def _difference(what: str, facts_by_rank: Sequence[Mapping[str, str]]) -> str:
     names = dict.fromkeys(name for facts in facts_by_rank for name in facts)
-    found = []
+    differences = []
     for name in names:
         ranks_of: dict[str | None, list[int]] = {}
         for rank, facts in enumerate(facts_by_rank):
             ranks_of.setdefault(facts.get(name), []).append(rank)
         if len(ranks_of) > 1:
-            found.append(f"{name} is " + " and ".join(_said(*each) for each in ranks_of.items()))
-    if not found:  # the same facts, told in another order
-        found = ["the order of " + ", ".join(list(names)[:SHOWN_FACTS])]
-    more = f"; and {len(found) - SHOWN_FACTS} more" if len(found) > SHOWN_FACTS else ""
+            values = " and ".join(_value_on_ranks(*item) for item in ranks_of.items())
+            differences.append(f"{name} is {values}")
+    if not differences:  # the same facts, told in another order
+        differences = ["the order of " + ", ".join(list(names)[:SHOWN_FACTS])]
+    more = f"; and {len(differences) - SHOWN_FACTS} more" if len(differences) > SHOWN_FACTS else ""
     return (
-        f"ranks do not agree about {what}: {'; '.join(found[:SHOWN_FACTS])}{more}. All ranks must "
-        "be given the same model, plan, options, optimizer settings and versions"
+        f"ranks do not agree about {what}: {'; '.join(differences[:SHOWN_FACTS])}{more}. All ranks "
+        "must be given the same model, plan, options, optimizer settings and versions"
     )
 
 
-def _said(text: str | None, ranks: Sequence[int]) -> str:
+def _value_on_ranks(text: str | None, ranks: Sequence[int]) -> str:
     shown = "not given" if text is None else text
     return f"{shown} on {listed_ranks(ranks)}"

@@ -1,4 +1,4 @@
-"""Files of a folder that somebody else made: only what is in the folder is opened.
+"""Opens files of a folder that somebody else made, and nothing outside of it.
 
 A checkpoint or a prepared data set names its files itself.  Such a name must be the name of a
 regular file in the same folder.  A symbolic link is followed if it leads to a file of that folder;
@@ -19,7 +19,7 @@ LONGEST_SHOWN = 400  # characters of a container
 
 
 class _Shown(reprlib.Repr):
-    """Texts, numbers and small containers; of anything else only its type."""
+    """Shows texts, numbers and small containers; of anything else only its type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def shown(value: object) -> str:
 
 
 def check_file_name(name: object, source: object) -> str:
-    """Returns the name if a file of a folder can have it.
+    """Checks that a name can be that of a file in a folder, and returns it.
 
     Raises:
         ValueError: it leads elsewhere, or is no name; ``source`` is who names it.

@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: read whole, or refused with the name of the file."""
+"""Reads JSON that somebody else wrote, or refuses it with the name of the file."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ LARGEST = 256 << 20  # bytes of a file
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """Returns what a file of a folder holds.
+    """Returns what a JSON file of a folder holds.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -28,7 +28,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def parse_json(content: bytes | str, source: object) -> Any:
-    """Returns what a text holds.
+    """Returns what a text of JSON holds.
 
     Raises:
         ValueError: it is no JSON; ``source`` is where it comes from.

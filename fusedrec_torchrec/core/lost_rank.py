@@ -1,4 +1,4 @@
-"""A rank that hangs or dies: an error on all others that names the stage and the rank.
+"""When a rank hangs or dies, all others raise an error that names the stage and the rank.
 
 A collective that nobody answers ends after the timeout of its process group, or when a connection
 breaks, with a text about sockets.  Ranks that come to this point tell each other through the store
@@ -42,11 +42,11 @@ ADVICE = (
 
 
 class LostRankError(RuntimeError):
-    """A rank did not answer."""
+    """A rank did not answer; the text says which one, and in which stage others waited for it."""
 
 
 def wait(work: dist.Work, pg: dist.ProcessGroup | None, stage: str) -> None:
-    """Waits for a collective.
+    """Waits for a collective, and says which rank is missing if it fails.
 
     Args:
         work: the collective.
@@ -62,15 +62,15 @@ def wait(work: dist.Work, pg: dist.ProcessGroup | None, stage: str) -> None:
 
 @contextmanager
 def waiting(pg: dist.ProcessGroup | None, stage: str) -> Iterator[None]:
-    """Around a collective that is waited for in place; as ``wait``."""
+    """Does what ``wait`` does, for a collective that is called inside of this context."""
     try:
         yield
     except RuntimeError as error:
         raise explained(error, pg, stage) from error
 
 
-def _is_of_communication(error: BaseException) -> bool:
-    """Whether an error looks like one of a rank that is lost."""
+def _is_communication_error(error: BaseException) -> bool:
+    """Tells whether an error looks like that of a rank that is lost."""
     if isinstance(error, LostRankError | dist.DistBackendError | dist.DistNetworkError):
         return True
     return isinstance(error, RuntimeError) and COMMUNICATION.search(str(error)) is not None
@@ -79,8 +79,8 @@ def _is_of_communication(error: BaseException) -> bool:
 def explained(
     error: RuntimeError, pg: dist.ProcessGroup | None = None, stage: str = "unknown"
 ) -> RuntimeError:
-    """The error that says who is missing; the same error if it is about something else."""
-    if isinstance(error, LostRankError) or not _is_of_communication(error):
+    """Returns the error that says which rank is missing; the same if it is about something else."""
+    if isinstance(error, LostRankError) or not _is_communication_error(error):
         return error
     try:
         ranks = dist.get_process_group_ranks(pg or dist.group.WORLD)
@@ -96,7 +96,7 @@ def explained(
 
 
 def _grace(pg: dist.ProcessGroup | None) -> float:
-    """Ranks began to wait at different times, but not by more than their timeout."""
+    """Returns the seconds to wait for other ranks, which began to wait at different times."""
     try:
         group: Any = pg or dist.group.WORLD
         timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
@@ -106,7 +106,7 @@ def _grace(pg: dist.ProcessGroup | None) -> float:
 
 
 @dataclass(frozen=True)
-class _Word:
+class _Statement:
     """What a rank says: in which stage it waited, and whether it gave up or a connection broke."""
 
     stage: str
@@ -114,26 +114,26 @@ class _Word:
 
 
 class _Incident:
-    """What ranks say when they wait in vain.
+    """Finds out, with the other ranks, for whom they wait in vain.
 
     Args:
         ranks: that should have answered.
         stage: in which this rank waits.
         error: that the collective ended with.
-        grace: seconds that ranks wait for each other's word.
+        grace: seconds that ranks wait for each other's statement.
     """
 
     def __init__(self, ranks: list[int], stage: str, error: RuntimeError, grace: float) -> None:
         self._ranks, self._stage, self._error, self._grace = ranks, stage, error, grace
         self._rank = dist.get_rank()
         self._store: Any = dist.distributed_c10d._get_default_store()
-        # Ranks that are started again may meet the words of the round before in the store.
+        # Ranks that are started again may meet the statements of the round before in the store.
         self._key = f"fusedrec/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def verdict(self) -> str:
-        """What all ranks agree on: what the first of them has found."""
-        word = _Word(self._stage, TIMEOUT.search(str(self._error)) is not None)
-        self._store.set(f"{self._key}/{self._rank}", json.dumps(asdict(word)))
+        """Returns what all ranks agree on: what the first of them has found out."""
+        own = _Statement(self._stage, TIMEOUT.search(str(self._error)) is not None)
+        self._store.set(f"{self._key}/{self._rank}", json.dumps(asdict(own)))
         said = self._listen()
         if not self._store.check([f"{self._key}/verdict"]):
             self._store.compare_set(f"{self._key}/verdict", "", json.dumps(self._describe(said)))
@@ -143,14 +143,14 @@ class _Incident:
             self._until(lambda: all(self._has(f"heard/{r}") for r in said), ACK_SECONDS)
         return text
 
-    def _listen(self) -> dict[int, _Word]:
-        """Words by rank, of all that speak in time; nobody waits longer if all is known."""
+    def _listen(self) -> dict[int, _Statement]:
+        """Returns statements by rank, of all that speak in time; it ends early if all is known."""
         self._until(
             lambda: self._has("verdict") or all(self._has(str(r)) for r in self._ranks),
             self._grace,
         )
         return {
-            rank: _Word(**json.loads(self._store.get(f"{self._key}/{rank}")))
+            rank: _Statement(**json.loads(self._store.get(f"{self._key}/{rank}")))
             for rank in range(dist.get_world_size())
             if self._has(str(rank))
         }
@@ -163,12 +163,12 @@ class _Incident:
         while not done() and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _describe(self, said: dict[int, _Word]) -> str:
+    def _describe(self, said: dict[int, _Statement]) -> str:
         where = f"stage {self._stage!r}"
-        stages = sorted({word.stage for word in said.values()})
+        stages = sorted({statement.stage for statement in said.values()})
         if len(stages) > 1:
             where += " (" + ", ".join(
-                listed_ranks([r for r, word in said.items() if word.stage == stage])
+                listed_ranks([r for r, statement in said.items() if statement.stage == stage])
                 + f" in {stage!r}"
                 for stage in stages
             ) + ")"  # fmt: skip

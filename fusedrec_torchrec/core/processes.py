@@ -1,4 +1,4 @@
-"""Processes that do not outlive those they work for."""
+"""Ends processes that would outlive those they work for."""
 
 import os
 import select

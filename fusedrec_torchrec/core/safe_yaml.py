@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote: plain data, of no more than what is written there.
+"""Reads YAML that somebody else wrote: plain data, of no more than what is written there.
 
 Tags are refused: what YAML itself tells apart by the look of it is all that our files have.
 Aliases are fine, as long as what they stand for does not grow without end.
@@ -20,7 +20,7 @@ NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timest
 
 
 def read_yaml(path: Path) -> Any:
-    """Returns what a file holds, None if it is empty.
+    """Returns what a YAML file holds, None if it is empty.
 
     Raises:
         ValueError: it cannot be read, or is not plain YAML; with the file, and the line if there
@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(content: bytes | str, source: str) -> Any:
-    """Returns what a text holds.
+    """Returns what a text of YAML holds.
 
     Raises:
         ValueError: it is not plain YAML; ``source`` is where it comes from.
@@ -60,6 +60,8 @@ def parse_yaml(content: bytes | str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
+    """Refuses tags, and aliases that make a document too large."""
+
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         event = self.peek_event()
         tag = getattr(event, "tag", None)

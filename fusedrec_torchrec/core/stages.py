@@ -1,4 +1,4 @@
-"""Names for the stages of a step: marks in PyTorch's profiler, and a stopwatch.
+"""Names the stages of a step, marks them in PyTorch's profiler, and times them.
 
 Every station of the data path wraps its work in ``stage(name)``.  In a profile the stages appear
 as ``fusedrec::name``; a ``StageTimer`` sums up the wall-clock time of each.
@@ -31,7 +31,7 @@ STAGES: Final = (
 
 
 class StageTimer:
-    """Wall-clock time of each stage on this rank, while active; one at a time.
+    """Sums up the wall-clock time of each stage on this rank, while it is active; one at a time.
 
     Work on a GPU is not waited for: there, use PyTorch's profiler.
     """
@@ -51,12 +51,13 @@ class StageTimer:
         StageTimer._active = None
 
     def add(self, name: str, begun: float, ended: float) -> None:
+        """Adds the time of one stage."""
         self.seconds[name] += ended - begun
         self.ends[name] = ended
 
 
 class stage:  # noqa: N801 - reads as a statement
-    """Context of one stage."""
+    """Marks and times what is done inside of it as one stage of a step."""
 
     __slots__ = ("_begun", "_name", "_record")
 

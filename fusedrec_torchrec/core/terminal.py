@@ -1,4 +1,4 @@
-"""Tables for people: drawn by rich on a terminal, plain aligned text everywhere else."""
+"""Prints tables for people: drawn by rich on a terminal, as plain text everywhere else."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def print_table(
 
 
 def human_bytes(count: float) -> str:
-    """1536 is 1.5 KiB."""
+    """Returns a number of bytes as people read it: 1536 is 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

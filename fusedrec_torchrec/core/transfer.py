@@ -1,4 +1,4 @@
-"""Small lists of numbers to the device, without waiting for it."""
+"""Brings small lists of numbers to a device, without waiting for it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ __all__ = ["to_device"]
 
 
 def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """An int64 tensor; on CUDA it goes through pinned memory, so that the copy is asynchronous."""
+    """Returns an int64 tensor on the device; on CUDA it is copied asynchronously."""
     if device.type == "cuda":
         return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(
             device, non_blocking=True

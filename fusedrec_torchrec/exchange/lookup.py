@@ -16,7 +16,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
-from fusedrec_torchrec.core.regroup import bucket_major, rank_major
+from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.replication import Replication, Replications

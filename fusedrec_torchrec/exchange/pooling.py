@@ -17,8 +17,8 @@ import torch
 from torch.autograd import Function
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.core.buffers import Buffers
-from fusedrec_torchrec.core.regroup import bucket_major
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.dedup import Occurrences

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedrec_torchrec.codecs.largest import LargestEntries
+from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.codecs.wire import build
 from fusedrec_torchrec.replicas.replica import Replica
@@ -103,13 +103,13 @@ class CodedGradients:
         return {
             f"{k}.threshold": codec.threshold.state()
             for k, codec in enumerate(self._codecs)
-            if isinstance(codec, LargestEntries)
+            if isinstance(codec, DctCodec)
         }
 
     def load_thresholds(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
         for k, codec in enumerate(self._codecs):
             found = [s[f"{k}.threshold"] for s in states if f"{k}.threshold" in s]
-            if isinstance(codec, LargestEntries):
+            if isinstance(codec, DctCodec):
                 codec.threshold.load(found)
 
 

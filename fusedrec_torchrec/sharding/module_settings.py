@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding
 
-from fusedrec_torchrec.codecs.foreign import ForeignCodecs
 from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding.plan_entries import FusedParameterSharding
@@ -57,7 +57,7 @@ def resolve_plan(
     plan: Mapping[str, ParameterSharding],
     options: ExchangeOptions,
     hot: HotOptions,
-    registry_codecs: ForeignCodecs | None,
+    registry_codecs: RegistryCodecs | None,
     processed: ProcessedFeatures | None,
 ) -> dict[str, ParameterSharding]:
     """Returns the plan of a module, its fused entries with all that the sharder has to say.
@@ -102,7 +102,7 @@ def settings_of(infos: list[EmbeddingShardingInfo]) -> ModuleSettings:
     return entry.settings
 
 
-def codecs_of(info: EmbeddingShardingInfo) -> Codecs | ForeignCodecs | None:
+def codecs_of(info: EmbeddingShardingInfo) -> Codecs | RegistryCodecs | None:
     """Returns the codecs of a table; None if its rows travel as they are."""
     entry = info.param_sharding
     assert isinstance(entry, FusedParameterSharding)

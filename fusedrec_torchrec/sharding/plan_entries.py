@@ -21,8 +21,8 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from fusedrec_torchrec.codecs.foreign import ForeignCodecs
 from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.compat.placement import RemoteDevice
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -43,7 +43,7 @@ class FusedParameterSharding(ParameterSharding):
 
     hot_rows: HotRule | None = None
     input_dist: str | None = None
-    codecs: Codecs | ForeignCodecs | None = None
+    codecs: Codecs | RegistryCodecs | None = None
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from fusedrec_torchrec.codecs.foreign import codecs_of_registry
+from fusedrec_torchrec.codecs.registry import codecs_of_registry
 from fusedrec_torchrec.compat.momentum_scale import (
     resolve_fused_params,
     resolve_parameters,

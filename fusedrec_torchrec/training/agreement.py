@@ -1,4 +1,4 @@
-"""What the ranks of a training must have in common, compared before it starts.
+"""Compares what the ranks of a training must have in common, before it starts.
 
 Every machine reads its own copy of the configuration and of the data.
 """
@@ -31,6 +31,6 @@ def check_same_configuration(config: TrainConfig, source: Source) -> None:
     compared = {
         name: text
         for name, text in facts.items()
-        if not any(name == each or name.startswith(f"{each}.") for each in OF_A_MACHINE)
+        if not any(name == own or name.startswith(f"{own}.") for own in OF_A_MACHINE)
     }
     check_same_on_all_ranks("the configuration", compared, None, torch.device("cpu"))

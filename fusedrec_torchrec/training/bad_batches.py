@@ -1,4 +1,4 @@
-"""Batches that must not be trained on: an error, or left out, in the same step on all ranks.
+"""Finds batches that must not be trained on, and leaves them out or raises, on all ranks alike.
 
 A step goes through three gates.  Batches are checked by their readers; ranks tell each other before
 a batch is sent to owners.  Gradients are checked where they reach the embedding tables, before any
@@ -28,8 +28,8 @@ from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
 from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
-from fusedrec_torchrec.core.largest_magnitude import largest_magnitude
 from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.max_abs import max_abs
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
 from fusedrec_torchrec.training.data.batch_check import CheckedBatch, stand_in
@@ -48,11 +48,11 @@ DENSE = f"gradients of the dense part {TOO_LARGE}"
 
 
 class BadBatchError(ValueError):
-    """A batch that cannot be trained on; the same on all ranks."""
+    """There is a batch that cannot be trained on; all ranks raise the same."""
 
 
 class BadBatches:
-    """Finds them and does what the policy says; the same on all ranks.
+    """Finds bad batches and gradients, and does what the policy says; the same on all ranks.
 
     Args:
         config: the policy.
@@ -67,7 +67,7 @@ class BadBatches:
         self._quiet = quiet
         # Ranks talk about a batch while others are on their way: a group of its own, on the CPU.
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._coming: deque[tuple[int, bool]] = deque()  # step, whether it is left out
+        self._steps_ahead: deque[tuple[int, bool]] = deque()  # step, whether it is left out
         self._bad_gradients = False
         self.skipped_steps = 0
         """Steps that were not trained on, of those that are done since this began."""
@@ -77,7 +77,7 @@ class BadBatches:
     # ------------------------------------------------------------ batches
 
     def watch(self, batches: Iterable[Batch], first: int, stop: int) -> Iterator[Batch]:
-        """The batches of steps ``first`` up to ``stop``, bad ones replaced.
+        """Yields the batches of steps ``first`` up to ``stop``, bad ones replaced.
 
         Ranks hear of a batch one batch ahead, so nobody waits.
 
@@ -85,27 +85,29 @@ class BadBatches:
             BadBatchError: there is a bad one, and the policy is ``error``; or one that a rank could
                 not read.
         """
-        ahead: tuple[int, Batch | Unread, _Flags] | None = None
+        ahead: tuple[int, Batch | Unread, _Statuses] | None = None
         reader = BatchReader(batches)
         for step in range(first, stop):
             batch = reader.next()
-            coming = step, batch, _Flags(self._group, _problem_of(batch), _status_of(batch))
+            coming = step, batch, _Statuses(self._group, _problem_of(batch), _status_of(batch))
             if ahead is not None:
                 yield self._arrived(*ahead)
             ahead = coming
         if ahead is not None:
             yield self._arrived(*ahead)
 
-    def _arrived(self, step: int, batch: Batch | Unread, flags: "_Flags") -> Batch:
-        bad = flags.wait()
+    def _arrived(self, step: int, batch: Batch | Unread, statuses: "_Statuses") -> Batch:
+        bad = statuses.wait()
         if bad:
-            batch = self._replaced(step, batch, flags, "batch")
+            batch = self._replaced(step, batch, statuses, "batch")
         assert isinstance(batch, Batch)
-        self._coming.append((step, bad))
+        self._steps_ahead.append((step, bad))
         return batch
 
     def held_out(self, batches: Iterable[Batch], count: int, good: deque[bool]) -> Iterator[Batch]:
-        """So many batches to evaluate on, bad ones replaced; ``good`` gets a word on each of them.
+        """Yields ``count`` batches to evaluate on, bad ones replaced.
+
+        ``good`` gets for each of them whether it is one of the data.
 
         Raises:
             BadBatchError: there is a bad one, and the policy is ``error``; or one that a rank could
@@ -114,36 +116,38 @@ class BadBatches:
         reader = BatchReader(batches)
         for number in range(count):
             batch = reader.next()
-            flags = _Flags(self._group, _problem_of(batch), _status_of(batch))
-            bad = flags.wait()
+            statuses = _Statuses(self._group, _problem_of(batch), _status_of(batch))
+            bad = statuses.wait()
             if bad:
-                batch = self._replaced(number, batch, flags, HELD_OUT)
+                batch = self._replaced(number, batch, statuses, HELD_OUT)
             assert isinstance(batch, Batch)
             good.append(not bad)
             yield batch
 
-    def _replaced(self, step: int, batch: Batch | Unread, flags: "_Flags", what: str) -> Batch:
-        """All ranks come here together."""
-        if flags.any_unread:
+    def _replaced(
+        self, step: int, batch: Batch | Unread, statuses: "_Statuses", what: str
+    ) -> Batch:
+        """Returns a batch that teaches nothing, or raises; all ranks call it for the same step."""
+        if statuses.any_unread:
             own = batch.problem if isinstance(batch, Unread) else None
-            rank, problem, _ = self._first_of(own)
+            rank, problem, _ = self._first_problem(own)
             cause = batch.error if isinstance(batch, Unread) else None
             raise BadBatchError(
                 f"{what} {_place(step, what)} cannot be read, rank {rank}: {problem}"
             ) from cause
         assert isinstance(batch, Batch)
-        self._found(step, flags.problem, what)
+        self._leave_out(step, statuses.problem, what)
         return stand_in(batch)
 
-    def _first_of(self, own: str | None) -> tuple[int, str, int]:
-        """The first rank with a problem, its problem, and how many more have one."""
+    def _first_problem(self, own: str | None) -> tuple[int, str, int]:
+        """Returns the first rank with a problem, its problem, and how many more have one."""
         problems = gather_from_all_ranks(own, self._group)
-        found = [(rank, problem) for rank, problem in enumerate(problems) if problem is not None]
-        return *found[0], len(found) - 1
+        bad = [(rank, problem) for rank, problem in enumerate(problems) if problem is not None]
+        return *bad[0], len(bad) - 1
 
-    def _found(self, step: int, own: str | None, what: str) -> None:
-        """All ranks come here together."""
-        rank, problem, others = self._first_of(own)
+    def _leave_out(self, step: int, own: str | None, what: str) -> None:
+        """Counts a bad batch and tells of it, or raises; all ranks call it for the same step."""
+        rank, problem, others = self._first_problem(own)
         more = f" (and of {others} more ranks)" if others else ""
         text = f"{what} {_place(step, what)}, rank {rank}{more}: {problem}"
         if self._config.policy == "error":
@@ -172,7 +176,7 @@ class BadBatches:
     # ------------------------------------------------------------ gradients
 
     def guard(self, module: nn.Module) -> None:
-        """Checks gradients where they reach a module's output."""
+        """Checks gradients where they reach a module's output, in every backward pass."""
         module.register_forward_hook(self._hook)
 
     def _hook(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -181,20 +185,20 @@ class BadBatches:
             output.register_hook(self._check)
 
     def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        is_good = not gradient.numel() or bool(largest_magnitude(gradient) <= LARGEST)
+        is_good = not gradient.numel() or bool(max_abs(gradient) <= LARGEST)
         problem = None if is_good else GRADIENTS
-        flags = _Flags(self._group, problem, GOOD if problem is None else BAD)
-        if not flags.wait():
+        statuses = _Statuses(self._group, problem, GOOD if problem is None else BAD)
+        if not statuses.wait():
             return None
-        step, left_out = self._coming[0]
+        step, left_out = self._steps_ahead[0]
         if not left_out:
-            self._found(step, problem, "gradients")
+            self._leave_out(step, problem, "gradients")
         self._bad_gradients = True
         return torch.zeros_like(gradient)
 
     def may_update(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether the optimizer's step is to be done; called once in every training step."""
-        step, left_out = self._coming.popleft()
+        """Tells whether the optimizer may do its step; called once in every training step."""
+        step, left_out = self._steps_ahead.popleft()
         bad, self._bad_gradients = self._bad_gradients, False
         if left_out or bad:
             self.skipped_steps += 1
@@ -204,7 +208,7 @@ class BadBatches:
         gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
         if not gradients:
             return True
-        largest = torch.stack([largest_magnitude(each) for each in gradients]).amax()
+        largest = torch.stack([max_abs(gradient) for gradient in gradients]).amax()
         if bool(largest <= LARGEST):
             return True
         # All ranks have the same sums.  Tables have had finite gradients of their own.
@@ -232,33 +236,36 @@ def _status_of(batch: Batch | Unread) -> int:
     return GOOD if _problem_of(batch) is None else BAD
 
 
-class _Flags:
-    """Whether any rank has a problem; on its way."""
+class _Statuses:
+    """The status of a batch on every rank, on its way between them."""
 
     def __init__(self, group: dist.ProcessGroup, problem: str | None, status: int) -> None:
         self.problem = problem
         self._group = group
         self._own = torch.tensor([status], dtype=torch.int32)
-        self._found = self._own.new_empty(dist.get_world_size(group))
-        self._work: Any = dist.all_gather_single(self._found, self._own, group=group, async_op=True)
+        self._of_ranks = self._own.new_empty(dist.get_world_size(group))
+        self._work: Any = dist.all_gather_single(
+            self._of_ranks, self._own, group=group, async_op=True
+        )
 
     def wait(self) -> bool:
+        """Waits for all ranks; returns whether any of them has a problem."""
         wait(self._work, self._group, "batch check")
-        return bool(self._found.any())
+        return bool(self._of_ranks.any())
 
     @property
     def any_unread(self) -> bool:
         """Whether a rank could not read its batch; once all have been waited for."""
-        return bool((self._found == UNREAD).any())
+        return bool((self._of_ranks == UNREAD).any())
 
 
 class GuardedOptimizer(OptimizerWrapper):
     """Leaves out the dense part's update where a step is skipped; schedules go on.
 
     Args:
-        optimizer: of all parameters.
-        bad_batches: that know.
-        thresholds: of the dense part's gradients, if it has them.
+        optimizer: that of all parameters.
+        bad_batches: tells which steps are skipped.
+        thresholds: those of the dense part's gradients, if it has them.
     """
 
     def __init__(
@@ -274,6 +281,7 @@ class GuardedOptimizer(OptimizerWrapper):
         self._parameters = [p for p in self.params.values() if isinstance(p, nn.Parameter)]
 
     def step(self, closure: Any = None) -> None:
+        """Updates all parameters, or none of the dense part if the step is skipped."""
         if not self._bad_batches.may_update(self._parameters):
             for parameter in self._parameters:
                 parameter.grad = None

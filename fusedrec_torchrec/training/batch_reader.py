@@ -1,4 +1,4 @@
-"""Batches one by one, where one that cannot be read is no exception yet.
+"""Reads batches one by one; one that cannot be read is no exception yet.
 
 A rank that raised at once would leave the others waiting for it.
 """
@@ -20,7 +20,7 @@ class Unread:
 
 
 class BatchReader:
-    """Batches as they come; after one that cannot be read there are only such.
+    """Gives batches as they come; after one that cannot be read it gives only ``Unread``.
 
     So a rank that cannot read goes on as long as the others do, until all of them hear of it.
     """
@@ -30,6 +30,7 @@ class BatchReader:
         self._unread: Unread | None = None
 
     def next(self) -> Batch | Unread:
+        """Returns the next batch, or why it cannot be read."""
         if self._unread is not None:
             return self._unread
         try:

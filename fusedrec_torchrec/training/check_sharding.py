@@ -1,4 +1,4 @@
-"""What can be wrong with the sharding of a run, found before any rank starts."""
+"""Finds what is wrong with the sharding of a run, before any rank starts."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,7 +21,8 @@ MAY_BE_FUSED = (FUSED, "auto")
 
 
 def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
-    """
+    """Checks all settings about the sharding of tables.
+
     Args:
         config: of the run.
         source: its data, which has the tables.
@@ -57,7 +58,7 @@ def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
 
 
 def _names_of(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
-    """Settings that name tables."""
+    """Yields settings that name tables, and the tables they name."""
     sharding = config.sharding
     hashed = sharding.exchange.hash_ids
     yield "sharding.tables", list(sharding.tables)
@@ -67,7 +68,7 @@ def _names_of(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _planned(config: TrainConfig, source: Source, device: str) -> dict[str, str]:
-    """The sharding of each table, as far as it is known before the planner decides."""
+    """Returns the sharding of each table, as far as it is known before the planner decides."""
     sharding = config.sharding
     if config.plan is None:
         return {name: sharding.tables.get(name, sharding.type) for name in source.table_rows}

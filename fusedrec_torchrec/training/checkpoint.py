@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there at all.
+"""Saves and finds checkpoints of a run, which are whole or not there at all.
 
 A checkpoint is written to a hidden folder and gets its name when all ranks have written.  In the
 background mode tensors are copied first, so training goes on while the copy is written.
@@ -76,13 +76,14 @@ class RunState:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, the latest last."""
-    found = [p for p in folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name)]
-    return sorted((p for p in found if (p / RUN_STATE).is_file()), key=lambda p: int(p.name[5:]))
+    """Returns the complete checkpoints in a folder, the latest last."""
+    named = [p for p in folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name)]
+    return sorted((p for p in named if (p / RUN_STATE).is_file()), key=lambda p: int(p.name[5:]))
 
 
 def read_run_state(path: Path) -> RunState:
-    """
+    """Reads the state of a run from one of its checkpoints.
+
     Raises:
         ValueError: no checkpoint there, or a damaged one, or of another version.
     """
@@ -103,7 +104,7 @@ def read_run_state(path: Path) -> RunState:
 
 
 def _are_rates(rates: Mapping[str, Any]) -> bool:
-    """Whether some batches follow each other at these rates: none is 0, the first is there."""
+    """Tells whether hot and cold batches can alternate at these rates."""
     changes, losses = rates.get("changes"), rates.get("losses")
     return (
         isinstance(changes, list)
@@ -151,7 +152,9 @@ class Checkpointer:
                 shutil.rmtree(left_over, ignore_errors=True)
 
     def save(self, model: nn.Module, optimizer: KeyedOptimizer, state: RunState) -> None:
-        """Must be called on all ranks.  Waits for the save before, if that is not done yet.
+        """Saves a checkpoint; must be called on all ranks.
+
+        It waits for the save before, if that is not done yet.
 
         Raises:
             SaveError: this save failed, or the one before it did in the background; on all ranks.
@@ -183,7 +186,7 @@ class Checkpointer:
             self.wait()
 
     def poll(self) -> None:
-        """Gives a save its name if it is done by now; says nothing of an error yet."""
+        """Gives a checkpoint its name if it is written by now; says nothing of an error yet."""
         if self._pending is not None:
             future, _ = self._pending
             if future is None or future.done():
@@ -243,7 +246,7 @@ class Checkpointer:
 
 
 def _remove(path: Path) -> None:
-    """All at once: a checkpoint half removed must not look like one."""
+    """Removes a checkpoint all at once: one that is half removed must not look like one."""
     going = path.with_name(f".{path.name}.removed")
     shutil.rmtree(going, ignore_errors=True)
     path.rename(going)

@@ -1,4 +1,4 @@
-"""Initial embedding weights that depend on seed, table and row only.
+"""Fills tables with initial weights that depend on seed, table and row only.
 
 TorchRec draws the weights of each shard as the ranks come to them, so another sharding or another
 number of ranks starts from other weights.  Here training starts from the same ones always.
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fusedrec_torchrec.checkpoint.parts import local_parts
+from fusedrec_torchrec.checkpoint.local_shards import local_shards
 
 __all__ = ["initialize_tables"]
 
@@ -24,7 +24,7 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
             continue
         name = key.split(".embedding_bags.")[1].removesuffix(".weight")
         rows, dim = value.size()
-        for (first, column), shard in local_parts(value):
+        for (first, column), shard in local_shards(value):
             _fill(shard, name, seed, rows, dim, first, column)
 
 

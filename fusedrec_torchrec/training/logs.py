@@ -1,4 +1,4 @@
-"""Records of a run: JSON lines for programs, TensorBoard for people."""
+"""Writes the records of a run: JSON lines for programs, TensorBoard for people."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Writes records; a resumed run goes on after the step it resumes from.
+    """Writes the records of a run; a resumed one goes on after the step it resumes from.
 
     Args:
         folder: the run's folder.
@@ -60,7 +60,7 @@ class RunLog:
             )
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """One record; ``kind`` is ``train`` or ``eval``."""
+        """Writes one record; ``kind`` is ``train`` or ``eval``."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
         try:
             self._file.write(json.dumps({"step": step, "kind": kind, **finite}) + "\n")
@@ -71,6 +71,7 @@ class RunLog:
             print(f"warning: record of step {step} is lost: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Closes all files."""
         with contextlib.suppress(OSError):
             self._file.close()
         if self._writer is not None:

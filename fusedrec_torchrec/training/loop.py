@@ -1,4 +1,4 @@
-"""The training of one rank, from the process group to the last evaluation."""
+"""Trains on one rank, from the first step to the last evaluation."""
 
 import sys
 import time
@@ -57,7 +57,7 @@ class _Window:
 
 
 class Training:
-    """One run on one rank.
+    """The training of one run, on one rank.
 
     Args:
         config: of the run.
@@ -87,7 +87,9 @@ class Training:
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
         # Only fused tables hash: ids of others are rows, whatever the exchange's settings are.
-        hashed = {name for _, part in fused_tables_of(self.model) for name in part.hashed_tables()}
+        hashed = {
+            name for _, fused in fused_tables_of(self.model) for name in fused.hashed_tables()
+        }
         self._train_data = train_loader(config, source, rank, world_size, self._rates, hashed)
         self._eval_data = eval_loader(config, source, rank, world_size, hashed)
         self.steps = config.steps or config.epochs * self._train_data.batches
@@ -190,7 +192,7 @@ class Training:
         return result
 
     def _adapt(self, evaluation: dict[str, float] | None) -> None:
-        """How hot and cold batches alternate from here on."""
+        """Lets an evaluation decide how hot and cold batches alternate from here on."""
         if evaluation:
             self._rates.evaluated(self.step, evaluation["log_loss"])
 
@@ -199,15 +201,15 @@ class Training:
         return self.step == self.steps or bool(every and self.step and self.step % every == 0)
 
     def _logged_evaluation(self) -> dict[str, float] | None:
-        """This step's evaluation, if an earlier attempt has logged it; the same on all ranks."""
-        found: list[dict[str, float] | None] = [None]
+        """Returns this step's evaluation on all ranks, if an earlier attempt has logged it."""
+        logged: list[dict[str, float] | None] = [None]
         if self._is_first:
             records = read_log(self._config.logging.directory)
             last = [r for r in records if r["kind"] == "eval" and r["step"] == self.step]
             if last:
-                found = [{k: v for k, v in last[-1].items() if isinstance(v, float)}]
-        dist.broadcast_object_list(found)
-        return found[0]
+                logged = [{k: v for k, v in last[-1].items() if isinstance(v, float)}]
+        dist.broadcast_object_list(logged)
+        return logged[0]
 
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config
@@ -234,7 +236,7 @@ class Training:
                 self._save()
 
     def _step(self, segment: Iterator[Batch], count: bool) -> None:
-        """One step.  A counted one sees every operator, so it is left out of the throughput."""
+        """Does one step; a counted one sees every operator, so it is left out of the throughput."""
         begun, waited = time.perf_counter(), self._train_data.waited
         skipped = self._bad_batches.skipped_steps
         if count:
@@ -273,10 +275,10 @@ class Training:
             values["waiting_for_data"] = window.waited / window.seconds
         values |= window.traffic
         used = [hot.used for hot in hot_rows_of(self.model)]
-        if any(each.rows for each in used):
+        if any(use.rows for use in used):
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
-            for each in used:
-                each.rows = each.hot = 0
+            for use in used:
+                use.rows = use.hot = 0
         values |= _fewer_bytes(self.model)
         if self._bad_batches.skipped:
             values["skipped_steps"] = self._bad_batches.skipped
@@ -290,7 +292,7 @@ class Training:
         bar.set_postfix(loss=f"{values['log_loss']:.4f}", refresh=False)
 
     def _reconcile(self) -> None:
-        """Brings together what groups and ranks have learned alone."""
+        """Makes groups and ranks equal that have learned alone for some steps."""
         reconcile(self.model)
         if isinstance(self.model, GridModelParallel):
             self.model.sync_now()
@@ -310,7 +312,7 @@ class Training:
 
     @torch.no_grad()
     def _evaluate(self, bar: Any) -> dict[str, float]:
-        """On held-out data, all ranks together."""
+        """Evaluates the model on held-out data; all ranks take part."""
         count = self._eval_data.batches
         if self._config.eval_batches is not None:
             count = min(count, self._config.eval_batches)
@@ -337,8 +339,8 @@ class Training:
 
 
 def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
-    """How many times fewer bytes codecs have made of rows and gradients since the last record."""
-    wires = [part.wires for _, part in fused_tables_of(model) if part.wires is not None]
+    """Returns how many times fewer bytes codecs have sent since the last record."""
+    wires = [fused.wires for _, fused in fused_tables_of(model) if fused.wires is not None]
     dense = thresholds_of(model)
     values = {}
     for name, traffics in {

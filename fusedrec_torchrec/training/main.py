@@ -1,4 +1,4 @@
-"""What a rank runs: ``torchrun -m fusedrec_torchrec.training --config configs/tiny.yaml``."""
+"""Runs one rank: ``torchrun -m fusedrec_torchrec.training --config configs/tiny.yaml``."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from fusedrec_torchrec.access.samples import Source
-from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_together
+from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.training.check_sharding import check_sharding
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of a training to a command."""
     parser.add_argument("--config", required=True, help="YAML file that describes the run")
     parser.add_argument(
         "--set",
@@ -65,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
-    """
+    """Loads the configuration of a run.
+
     Raises:
         ValueError: the file is missing, or something in it is unknown or out of range.
     """
@@ -160,13 +162,13 @@ def run_rank(
 def _claimed(
     config: TrainConfig, source: Source, resume: str | None, overwrite: bool, job: str | None
 ) -> Path | None:
-    """The checkpoint to go on from, whose files are what was written."""
+    """Returns the checkpoint to go on from, whose files are whole; None for a new run."""
     while True:
         path, restarted = _on_first_rank(lambda: claim(config, source, resume, overwrite, job))
         if path is None or not config.checkpoint.verify:
             return path
         try:
-            verify_together(path, required=True)
+            verify_on_all_ranks(path, required=True)
         except CannotReadError:
             raise  # it may be whole all the same; the next start may be able to read it
         except ValueError as error:
@@ -177,7 +179,7 @@ def _claimed(
 
 
 def _on_first_rank(function: Callable[[], T]) -> T:
-    """What the function returns on rank 0; what it raises there, all ranks raise."""
+    """Returns on all ranks what a function returns on rank 0; what it raises there, all raise."""
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -192,7 +194,7 @@ def _on_first_rank(function: Callable[[], T]) -> T:
 
 
 def _job() -> str | None:
-    """What tells ranks that were started again from those of another run; None without torchrun."""
+    """Returns the name of this job, the same if ranks are started again; None without torchrun."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     if job != "none":
         return job
@@ -203,7 +205,7 @@ def _job() -> str | None:
 
 
 def _die_with_parent() -> None:
-    """A rank whose launcher was killed would train on alone."""
+    """Ends this rank with its launcher; it would train on alone."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -225,6 +227,7 @@ def _device(config: LaunchConfig) -> torch.device:
 
 @record
 def main() -> None:
+    """Trains as the rank that the environment describes, from the arguments of the command line."""
     for name in ("torchrec", "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)  # TorchRec's use of ShardedTensor

@@ -1,4 +1,4 @@
-"""Quality of predicted clicks: log loss, normalized entropy, calibration, AUROC.
+"""Measures the quality of predicted clicks: log loss, normalized entropy, calibration, AUROC.
 
 Sums follow ``torchrec.metrics.ne``, AUROC is torchmetrics' exact one.
 """
@@ -17,13 +17,14 @@ NAMES = ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg_labels"
 
 
 class ClickSums:
-    """Sums over the samples of this rank; nothing is synchronised before ``compute``."""
+    """Sums up metrics of this rank's samples; nothing is synchronised before ``compute``."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(NAMES) + 1, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Adds the samples of a batch."""
         predictions = torch.sigmoid(logits.detach().double()).unsqueeze(0)
         labels = labels.detach().double().unsqueeze(0)
         states = get_ne_states(labels, predictions, torch.ones_like(labels), ETA)
@@ -31,7 +32,7 @@ class ClickSums:
         self._sums += torch.cat(values)
 
     def compute(self) -> dict[str, float]:
-        """Over all ranks.  Empty if no rank saw a sample."""
+        """Returns the metrics over all ranks, which all must call it; empty without samples."""
         sums = self._sums.clone()
         dist.all_reduce(sums)
         cross_entropy, samples, clicks, _, predicted = sums.tolist()
@@ -48,10 +49,11 @@ class ClickSums:
         }
 
     def reset(self) -> None:
+        """Begins anew."""
         self._sums.zero_()
 
     def state(self) -> list[list[float]]:
-        """The sums of every rank; must be called on all ranks."""
+        """Returns the sums of every rank; must be called on all ranks."""
         gathered = [torch.empty_like(self._sums) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, self._sums)
         return [sums.tolist() for sums in gathered]
@@ -67,7 +69,7 @@ class ClickSums:
 
 
 class ClickMetrics(ClickSums):
-    """With the area under the ROC curve, which keeps all predictions in memory."""
+    """Adds the area under the ROC curve, which keeps all predictions in memory."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""TorchRec's DLRM as configured, sharded as configured."""
+"""Builds TorchRec's DLRM, and shards it, as configured."""
 
 from dataclasses import asdict, replace
 
@@ -32,7 +32,7 @@ MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
 
 
 def build_model(config: ModelConfig, source: Source, device: torch.device) -> DLRMTrain:
-    """The model with its loss, embedding tables on the meta device."""
+    """Builds the model with its loss; embedding tables are on the meta device."""
     tables = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -72,7 +72,7 @@ def shard_model(
     """Plans, shards and initializes the model; must be called on all ranks.
 
     Returns:
-        the model, and its plan as a file with the hot rows that it has.
+        The model, and its plan as a file with the hot rows that it has.
     """
     group = dist.group.WORLD
     assert group is not None
@@ -128,7 +128,7 @@ def _planned(
     sharders: list[ModuleSharder[nn.Module]],
     grid: GridOptions | None,
 ) -> ShardingPlan:
-    """What the planner makes of the sharding types that the configuration asks for."""
+    """Returns the planner's plan for the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     planner = FusedShardingPlanner(
         topology=Topology(

@@ -1,4 +1,4 @@
-"""This machine as others see it: its interfaces, and the one that leads to another machine.
+"""Finds the network interface of this machine that leads to another machine.
 
 A machine's own host name does not tell: Debian lets it resolve to 127.0.1.1, and a machine may have
 several networks.  The kernel knows: it chooses a source address for every destination, and that
@@ -45,7 +45,8 @@ class Interface:
 
 
 def interface_called(name: str, setting: str = "launch.interface") -> Interface:
-    """
+    """Returns the interface with a name.
+
     Args:
         name: of the interface.
         setting: where the name comes from, for the error.
@@ -53,16 +54,16 @@ def interface_called(name: str, setting: str = "launch.interface") -> Interface:
     Raises:
         ValueError: there is none of this name, or it has no address.
     """
-    found = _interfaces()
-    for interface in found:
+    interfaces = _interfaces()
+    for interface in interfaces:
         if interface.name == name:
             return interface
     problem = "has no address" if name in _names() else "is not an interface of this machine"
-    raise ValueError(f"{setting} is {name!r}, which {problem}; there are {_listed(found)}")
+    raise ValueError(f"{setting} is {name!r}, which {problem}; there are {_listed(interfaces)}")
 
 
 def interface_towards(host: str) -> Interface:
-    """Finds the interface whose traffic goes to ``host``, or that has the address of ``host``.
+    """Returns the interface whose traffic goes to ``host``, or that has the address of ``host``.
 
     Args:
         host: name or address of a machine, which may be this one.
@@ -71,21 +72,22 @@ def interface_towards(host: str) -> Interface:
         OSError: the name cannot be resolved.
         ValueError: no interface leads there, or it cannot be told which one other machines reach.
     """
-    found, targets = _interfaces(), _resolved(host)
+    interfaces, targets = _interfaces(), _resolved(host)
     for target in targets:
         source = _source_address(target)
         if source is None or (is_loopback(target) and not means_loopback(host)):
             continue
-        for interface in found:
+        for interface in interfaces:
             if interface.address == source:
                 return interface
     if not any(map(is_loopback, targets)):
         raise ValueError(
             f"no interface of this machine leads to {host} ({', '.join(targets)}); there are "
-            f"{_listed(found)}. Check launch.rendezvous and the routes, or set launch.interface"
+            f"{_listed(interfaces)}. Check launch.rendezvous and the routes, or set "
+            "launch.interface"
         )
     # The name is this machine's own and resolves to loopback, where others cannot reach it.
-    outward = [interface for interface in found if not is_loopback(interface.address)]
+    outward = [interface for interface in interfaces if not is_loopback(interface.address)]
     by_default = [
         interface for interface in outward if interface.address == _source_address(ANYWHERE)
     ]
@@ -93,13 +95,13 @@ def interface_towards(host: str) -> Interface:
     if len({interface.name for interface in choice}) != 1:
         raise ValueError(
             f"{host} resolves to loopback ({targets[0]}) on this machine, and it cannot be told at "
-            f"which address others reach it: set launch.interface; there are {_listed(found)}"
+            f"which address others reach it: set launch.interface; there are {_listed(interfaces)}"
         )
     return choice[0]
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or an address is one of this machine's own."""
+    """Tells whether a name or an address is one of this machine's own."""
     if host in ("localhost", socket.gethostname()):
         return True
     try:
@@ -159,11 +161,12 @@ def _resolved(host: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
+    """Tells whether an address is one of loopback."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def means_loopback(host: str) -> bool:
-    """Whether loopback is what the user wants; a host name may only happen to resolve to it."""
+    """Tells whether the user wants loopback; a host name may only happen to resolve to it."""
     try:
         return is_loopback(host)
     except ValueError:
@@ -171,7 +174,7 @@ def means_loopback(host: str) -> bool:
 
 
 def _source_address(target: str) -> str | None:
-    """The address that packets to ``target`` carry, which is ``target`` itself if it is our own."""
+    """Returns the address that packets to ``target`` carry; ``target`` itself if it is our own."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # to connect it sends nothing
         try:
@@ -208,7 +211,7 @@ _Entry._fields_ = (
 
 
 def _interfaces() -> list[Interface]:
-    """Every address of every interface that is up; IPv4 before IPv6, without link-local ones."""
+    """Returns every address of every interface that is up, IPv4 first, without link-local ones."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if libc.getifaddrs(ctypes.byref(first)):
@@ -216,15 +219,15 @@ def _interfaces() -> list[Interface]:
     by_family: dict[int, list[Interface]] = {socket.AF_INET: [], socket.AF_INET6: []}
     entry = first
     while entry:
-        found = entry.contents
-        if found.flags & IFF_UP and found.address:
-            family = found.address.contents.family
-            part = {socket.AF_INET: slice(2, 6), socket.AF_INET6: slice(6, 22)}.get(family)
-            if part is not None:
-                raw = bytes(found.address.contents.data[part])
+        info = entry.contents
+        if info.flags & IFF_UP and info.address:
+            family = info.address.contents.family
+            where = {socket.AF_INET: slice(2, 6), socket.AF_INET6: slice(6, 22)}.get(family)
+            if where is not None:
+                raw = bytes(info.address.contents.data[where])
                 if not ipaddress.ip_address(raw).is_link_local:
                     address = socket.inet_ntop(family, raw)
-                    by_family[family].append(Interface(found.name.decode(), address))
-        entry = found.next
+                    by_family[family].append(Interface(info.name.decode(), address))
+        entry = info.next
     libc.freeifaddrs(first)
-    return [interface for each in by_family.values() for interface in each]
+    return [interface for interfaces in by_family.values() for interface in interfaces]

@@ -1,4 +1,4 @@
-"""FBGEMM's fused optimizer for the tables, torch's for the rest, both on one schedule."""
+"""Builds FBGEMM's fused optimizer for tables and torch's for the rest, on one schedule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def schedule_stages(config: ScheduleConfig, steps: int) -> list[WarmupStage]:
-    """The schedule in TorchRec's terms; a decay after the run's last step does not happen."""
+    """Returns the schedule in TorchRec's terms; a decay after the last step does not happen."""
     stages: list[WarmupStage] = []
     if config.warmup_steps:
         stages.append(
@@ -58,13 +58,13 @@ def schedule_stages(config: ScheduleConfig, steps: int) -> list[WarmupStage]:
 def build_optimizer(
     model: DistributedModelParallel, config: OptimizerConfig, steps: int
 ) -> CombinedOptimizer:
-    """One optimizer for all parameters."""
+    """Builds one optimizer for all parameters."""
     stages = schedule_stages(config.schedule, steps)
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
     replicated = {key: value for key, value in unfused.items() if ".embedding_bags." in key}
     dense = {key: value for key, value in unfused.items() if key not in replicated}
     embedding_rate = config.embedding.learning_rate
-    parts: list[tuple[str, KeyedOptimizer, float]] = [
+    optimizers: list[tuple[str, KeyedOptimizer, float]] = [
         ("tables", model.fused_optimizer, embedding_rate),
         (
             "dense",
@@ -74,27 +74,27 @@ def build_optimizer(
     ]
     if replicated:
         wrapped = KeyedOptimizerWrapper(replicated, _table_factory(config.embedding))
-        parts.append(("replicated_tables", wrapped, embedding_rate))
+        optimizers.append(("replicated_tables", wrapped, embedding_rate))
     return CombinedOptimizer(
         [
-            WarmupOptimizer(part, list(stages), lr=rate, param_name=f"__{name}_schedule")
-            for name, part, rate in parts
-            if part.params
+            WarmupOptimizer(optimizer, list(stages), lr=rate, param_name=f"__{name}_schedule")
+            for name, optimizer, rate in optimizers
+            if optimizer.params
         ]
     )
 
 
 def schedule_position(config: ScheduleConfig, steps: int, at: int) -> torch.Tensor:
-    """TorchRec's state of a schedule after ``at`` steps: step and stage."""
+    """Returns TorchRec's state of a schedule after ``at`` steps: step and stage."""
     return torch.tensor([at, sum(stage.max_iters < at for stage in schedule_stages(config, steps))])
 
 
 def learning_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
-    """The learning rate of the next step, of each part."""
+    """Returns the learning rate of the next step, for each of the combined optimizers."""
     rates = {}
-    for _, part in optimizer.optimizers:
-        name = next(key for key in part.params if key.startswith("__"))
-        groups: Any = part.param_groups
+    for _, single in optimizer.optimizers:
+        name = next(key for key in single.params if key.startswith("__"))
+        groups: Any = single.param_groups
         rates[name.removeprefix("__").removesuffix("_schedule")] = float(groups[0]["lr"])
     return rates
 
@@ -109,7 +109,7 @@ def _dense_factory(config: DenseOptimizerConfig) -> Factory:
 
 
 def _table_factory(config: EmbeddingOptimizerConfig) -> Factory:
-    """For tables that every rank holds whole: the fused optimizer's arithmetic in plain torch."""
+    """Returns the fused optimizer's arithmetic in torch, for tables that every rank holds whole."""
     rate, eps = config.learning_rate, config.eps
     factories: dict[str, Factory] = {
         "rowwise_adagrad": lambda parameters: RowWiseAdagrad(parameters, lr=rate, eps=eps),

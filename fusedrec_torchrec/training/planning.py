@@ -1,4 +1,4 @@
-"""Planning tasks from files: of a training configuration, or of listed tables."""
+"""Reads planning tasks from files, for a training configuration or for listed tables."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The process group of a run, whose ranks may be on several machines.
+"""Starts the process group of a run, whose ranks may be on several machines.
 
 On several machines, gloo by itself listens where the machine's own name leads, which may be
 loopback, and a rank that nobody can connect to waits for five times the timeout.  So ranks choose
@@ -63,18 +63,21 @@ def init_process_group(config: LaunchConfig, backend: str) -> None:
 
 
 def _choose_interface(config: LaunchConfig) -> Interface:
-    """Through which this rank talks: that of the settings, of the environment, or of the route."""
+    """Returns the interface through which this rank talks.
+
+    It is that of the settings, or of the environment, or the one that leads to rank 0.
+    """
     if config.interface is not None:
         return interface_called(config.interface)
     if GLOO in os.environ:
         return interface_called(os.environ[GLOO].partition(",")[0], GLOO)
-    found = interface_towards(os.environ["MASTER_ADDR"])
-    os.environ[GLOO] = found.name  # NCCL finds its interfaces by itself, and may use several
-    return found
+    interface = interface_towards(os.environ["MASTER_ADDR"])
+    os.environ[GLOO] = interface.name  # NCCL finds its interfaces by itself, and may use several
+    return interface
 
 
 def _store(config: LaunchConfig) -> Any:
-    """The store of all ranks, which a launcher or rank 0 hosts."""
+    """Connects to the store of all ranks, which a launcher or rank 0 hosts."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if by_launcher or int(os.environ["RANK"]) != 0:
@@ -135,7 +138,8 @@ class _Meeting:
         self._rank, self._ranks = int(os.environ["RANK"]), range(int(os.environ["WORLD_SIZE"]))
 
     def check(self) -> None:
-        """
+        """Checks that all ranks are there, and that machines reach each other.
+
         Raises:
             LostMachineError: the same on all ranks that are there.
         """
@@ -150,7 +154,7 @@ class _Meeting:
             raise LostMachineError(problem)
 
     def _first_problem(self) -> str | None:
-        """The problem of the lowest rank that has one."""
+        """Returns the problem of the lowest rank that has one."""
         with ExitStack() as stack:
             me = self._introduction(stack)
             self._say("here", asdict(me))
@@ -158,11 +162,11 @@ class _Meeting:
             here = {rank: _Rank(**values) for rank, values in said.items()}
             self._say("found", self._problem(me, here))
             # All must have tried before this rank does not listen any more.
-            found = self._hear("found", here, 2 * LONGEST_PROBE_SECONDS)
+            problems = self._hear("found", here, 2 * LONGEST_PROBE_SECONDS)
         self._say("heard", True)
         if self._rank == 0:  # the store may live here
             self._hear("heard", here, ACK_SECONDS)
-        return next((text for _, text in sorted(found.items()) if text is not None), None)
+        return next((text for _, text in sorted(problems.items()) if text is not None), None)
 
     def _introduction(self, stack: ExitStack) -> _Rank:
         """Listens, until the stack ends, where others will look for this rank."""
@@ -182,7 +186,7 @@ class _Meeting:
         )
 
     def _problem(self, me: _Rank, here: dict[int, _Rank]) -> str | None:
-        """What is wrong as far as this rank can tell."""
+        """Returns what is wrong as far as this rank can tell; None if nothing is."""
         missing = [rank for rank in self._ranks if rank not in here]
         if missing:
             return self._missing(missing, here)
@@ -215,7 +219,7 @@ class _Meeting:
         self._store.set(f"{what}/{self._rank}", json.dumps(value))
 
     def _hear(self, what: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """What ranks have said, by rank, when all have spoken or the time is over."""
+        """Returns what ranks have said, when all have spoken or the time is over."""
         keys = {rank: f"{what}/{rank}" for rank in ranks}
         try:
             self._store.wait(list(keys.values()), timedelta(seconds=seconds))

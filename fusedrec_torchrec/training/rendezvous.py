@@ -1,4 +1,4 @@
-"""Where the launchers of several machines meet: one of them hosts a store, the others join it.
+"""Lets the launchers of several machines meet: one hosts a store, the others join it.
 
 The machine that has the address of the rendezvous hosts it (``launch.is_host`` says otherwise).
 torch's own rendezvous works on the same store; ours is opened before it, and quietly: torch's would
@@ -158,13 +158,13 @@ class Rendezvous:
 
     def _interface(self, host: str) -> Interface:
         if self._config.interface is not None:
-            found = interface_called(self._config.interface)
-            if is_loopback(found.address) and not means_loopback(host):
+            interface = interface_called(self._config.interface)
+            if is_loopback(interface.address) and not means_loopback(host):
                 raise ValueError(
-                    f"launch.interface is {found}, where only this machine reaches itself, but "
+                    f"launch.interface is {interface}, where only this machine reaches itself, but "
                     f"launch.nodes is {self._config.nodes}"
                 )
-            return found
+            return interface
         try:
             return interface_towards(host)
         except OSError as error:
@@ -188,14 +188,14 @@ class Rendezvous:
             pass
 
     def _present(self) -> list[str]:
-        """Machines that have come and not left."""
+        """Returns the machines that have come and not left."""
         came, left = (
             Counter(self._store.get(kind).decode().splitlines()) for kind in ("came", "left")
         )
         return list((came - left).elements())
 
     def explained(self, error: RendezvousError | DistError) -> str:
-        """What an error of torch's rendezvous means, and what to do."""
+        """Returns what an error of torch's rendezvous means, and what to do."""
         config = self._config
         where = f"the rendezvous at {config.rendezvous}"
         if isinstance(error, RendezvousTimeoutError):

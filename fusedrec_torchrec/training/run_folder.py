@@ -1,4 +1,4 @@
-"""The folder of a run: who may write into it, and where the run goes on."""
+"""Decides who may write into the folder of a run, and where the run goes on."""
 
 import contextlib
 import fcntl
@@ -69,7 +69,7 @@ def locked(folder: Path) -> Iterator[None]:
 def claim(
     config: TrainConfig, source: Source, resume: str | None, overwrite: bool, job: str | None
 ) -> tuple[Path | None, bool]:
-    """Makes the folder this job's.
+    """Makes the folder this job's, and finds the checkpoint to go on from.
 
     Returns:
         The checkpoint to go on from, None for a new run; and whether ranks were started again.
@@ -103,7 +103,7 @@ def claim(
 
 
 def refuse_damaged(config: TrainConfig, path: Path, restarted: bool, problem: str) -> None:
-    """For a checkpoint that cannot be used.
+    """Sets a damaged checkpoint aside, or refuses to go on.
 
     Ranks that were started again go on from the one before it, if there is one: it is set aside.
     A person who wants to resume may want to know.
@@ -123,7 +123,7 @@ def refuse_damaged(config: TrainConfig, path: Path, restarted: bool, problem: st
 
 
 def offer_before(path: Path) -> str:
-    """The checkpoint before one that cannot be used, if there is one."""
+    """Returns a hint at the checkpoint before one that cannot be used, if there is one."""
     earlier = [p for p in find_checkpoints(path.parent) if p.name < path.name]
     return f". The one before it: --resume {earlier[-1]}" if earlier else ""
 
@@ -131,7 +131,7 @@ def offer_before(path: Path) -> str:
 def check_run(
     config: TrainConfig, source: Source, resume: str | None, overwrite: bool
 ) -> Path | None:
-    """What ``claim`` will find, without changing anything.
+    """Returns the checkpoint that ``claim`` will find, without changing anything.
 
     Raises:
         ValueError: the folder holds another run, or there is nothing to resume, or it does not fit.

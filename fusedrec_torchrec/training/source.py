@@ -1,4 +1,4 @@
-"""The data that a configuration names."""
+"""Opens the data that a configuration names, and reads batches of it."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -69,13 +69,13 @@ def train_loader(
     rates: Rates | None = None,
     hashed: Collection[str] = (),
 ) -> Loader | SeparatedLoader:
-    """Batches to train on; hot and cold ones alternate as ``rates`` say."""
+    """Returns the batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
 
-    def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
+    def loader(span: tuple[int, int], hot: HotFirst | None = None) -> Loader:
         return Loader(
             source,
-            part,
+            span,
             batch_size=config.data.batch_size,
             lanes=config.data.lanes,
             rank=rank,
@@ -88,34 +88,35 @@ def train_loader(
             check=batch_check(source, hashed),
         )
 
-    part = split(source, config.data.held_out)[0]
+    span = split(source, config.data.held_out)[0]
     order = config.data.hot_batches.order
     if order == "mixed":
-        return loader(part)
+        return loader(span)
     assert config.sharding.hot.hot_set is not None
     hot_set = HotSet.load(config.sharding.hot.hot_set)
     if order == "stream":
-        return loader(part, HotFirst(hot_set, rates))
+        return loader(span, HotFirst(hot_set, rates))
     # What does not fill a hot batch goes with the cold ones.
     hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
-    return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
+    return SeparatedLoader(loader((span[0], hot)), loader((span[0] + hot, span[1] - hot)), rates)
 
 
 def hot_samples(config: TrainConfig, source: Source) -> int:
-    """How many hot samples stand at the beginning of data that was sorted.
+    """Returns how many hot samples stand at the beginning of data that was sorted.
 
     Raises:
         ValueError: it was not, or with another share held out, or by other hot rows.
     """
-    found = source.hot_samples if isinstance(source, PreparedData) else None
-    if found is None:
+    separated = source.hot_samples if isinstance(source, PreparedData) else None
+    if separated is None:
         raise ValueError(
             "data.hot_batches.order is separated, which needs data of `fusedrec separate` in "
             "data.criteo.prepared"
         )
-    if found[1] != config.data.held_out:
+    count, held_out = separated
+    if held_out != config.data.held_out:
         raise ValueError(
-            f"data.held_out is {config.data.held_out}, must be {found[1]}, the share that was held "
+            f"data.held_out is {config.data.held_out}, must be {held_out}, the share that was held "
             "out when the data was separated"
         )
     assert config.data.criteo.prepared is not None and config.sharding.hot.hot_set is not None
@@ -125,11 +126,11 @@ def hot_samples(config: TrainConfig, source: Source) -> int:
             f"sharding.hot.hot_set is {config.sharding.hot.hot_set}, but the data was separated by "
             f"other hot rows, {separated_by}: its hot batches would not be hot"
         )
-    return found[0]
+    return count
 
 
 def first_rates(config: TrainConfig) -> Rates:
-    """How hot and cold batches alternate when training begins."""
+    """Returns how hot and cold batches alternate when training begins."""
     hot = config.data.hot_batches
     return Rates(hot.adaptive, [(0, hot.rate)])
 
@@ -141,7 +142,7 @@ def eval_loader(
     world_size: int,
     hashed: Collection[str] = (),
 ) -> Loader:
-    """Batches to evaluate on, in their order; read in the training process."""
+    """Returns the batches to evaluate on, in their order; read in the training process."""
     return Loader(
         source,
         split(source, config.data.held_out)[1],
@@ -156,7 +157,7 @@ def eval_loader(
 
 
 def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
-    """What batches must be like; ids of tables where they are hashed may be anything."""
+    """Returns the check of batches; ids of tables where they are hashed may be anything."""
     return BatchCheck(
         {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
     )

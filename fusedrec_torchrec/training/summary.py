@@ -1,4 +1,4 @@
-"""What a finished run leaves: a table, summary.json and the curves."""
+"""Sums up a finished run: a table, summary.json and the curves."""
 
 import json
 import math
@@ -17,7 +17,7 @@ __all__ = ["draw_curves", "report", "summarize"]
 
 
 def summarize(records: list[dict[str, Any]], result: dict[str, float]) -> dict[str, Any]:
-    """The figures of a run."""
+    """Returns the figures of a run, from its records and its last evaluation."""
     train = [record for record in records if record["kind"] == "train"]
     last = train[-1] if train else {}
     summary: dict[str, Any] = {"steps": last.get("step", 0)}
@@ -64,7 +64,7 @@ def _shown(key: str, value: float | None) -> str:
 
 
 def draw_curves(records: list[dict[str, Any]], path: Path) -> None:
-    """Loss, AUC and throughput over the steps."""
+    """Draws loss, AUC and throughput over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.4), layout="constrained")

@@ -8,12 +8,12 @@ import yaml
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.bench.validate import (
     Comparison,
-    behind,
-    calibrated,
+    best_systems,
+    calibrate_cluster,
     cluster_file,
     compare_again,
-    environments,
     print_validation,
+    ranks_and_links,
     validate,
     verdict,
 )
@@ -48,7 +48,7 @@ def test_bytes_are_predicted_to_two_percent(
 
 @pytest.mark.slow
 def test_a_cluster_is_calibrated_where_ranks_will_be(tmp_path: Path) -> None:
-    found = calibrated(tmp_path, 2, "", small_suite())
+    found = calibrate_cluster(tmp_path, 2, "", small_suite())
     assert (found.ranks, found.name) == (2, "2 ranks, loopback")
     assert found.table_wise is not None and found.fused.hot > 0
 
@@ -59,8 +59,8 @@ def compared(system: str, predicted: float, measured: float, sent: float = 100.0
 
 def test_the_verdict() -> None:
     found = [compared("a", 1.0, 2.0), compared("b", 2.0, 1.9), compared("c", 3.0, 3.0, 90.0)]
-    guess, best, late = behind(found)["w"]
-    assert (guess, best) == ("a", "b") and late == pytest.approx(2.0 / 1.9 - 1)
+    predicted, measured, slower = best_systems(found)["w"]
+    assert (predicted, measured) == ("a", "b") and slower == pytest.approx(2.0 / 1.9 - 1)
     lines = verdict(found)
     assert "2 of 3 within 2%, largest error 11.1%" in lines[0]
     assert "median error 5.3%" in lines[1] and "largest 50%" in lines[1]
@@ -71,4 +71,4 @@ def test_the_suite_in_the_repository() -> None:
     data = yaml.safe_load((ROOT / "benchmarks" / "validate.yaml").read_text())
     workloads = SuiteConfig(**data).expanded()
     assert len(workloads) >= 12
-    assert set(environments(workloads)) == {(2, ""), (4, ""), (2, "1gbit"), (4, "1gbit")}
+    assert set(ranks_and_links(workloads)) == {(2, ""), (4, ""), (2, "1gbit"), (4, "1gbit")}

@@ -31,7 +31,7 @@ def case_of(sharding: str, ranks: int, kind: str = "ebc", **changes: Any) -> Cas
 
 
 def optimizer_of(case: Case, model: DistributedModelParallel) -> KeyedOptimizer:
-    """Of all tables; data-parallel ones have torch's optimizers."""
+    """Returns the optimizer of all tables; data-parallel ones have torch's."""
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
     if not unfused:
         return CombinedOptimizer([model.fused_optimizer])
@@ -58,7 +58,7 @@ def trained(case: Case, steps: int = 3) -> tuple[DistributedModelParallel, Keyed
 
 
 def whole_weights(case: Case, model: DistributedModelParallel) -> dict[str, torch.Tensor]:
-    """Of all ranks, by table; the same on every rank."""
+    """Returns the weights of all ranks, by table; the same on every rank."""
     state = model.state_dict()
     return {
         t.name: _whole(state.get(f"sparse.{prefix(case)}.{t.name}.weight"), (t.rows, t.dim))
@@ -67,7 +67,7 @@ def whole_weights(case: Case, model: DistributedModelParallel) -> dict[str, torc
 
 
 def whole_states(case: Case, optimizer: KeyedOptimizer) -> dict[str, torch.Tensor]:
-    """First state of each table, in the shape it has."""
+    """Returns the first state of each table, in the shape it has."""
     mine: dict[str, Any] = {}
     for name, value in flatten_state_dict(dict(optimizer.state_dict()["state"]))[0].items():
         parts = name.split(".")

@@ -19,7 +19,7 @@ from fusedrec_torchrec.checkpoint.load import load_checkpoint
 from fusedrec_torchrec.checkpoint.manifest import read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.save import save_checkpoint
-from fusedrec_torchrec.checkpoint.verify import verify, verify_together
+from fusedrec_torchrec.checkpoint.verify import verify, verify_on_all_ranks
 from fusedrec_torchrec.cli.main import main
 from tests.case import Case, Table, sharded
 from tests.checkpoint.models import case_of, trained
@@ -263,7 +263,7 @@ def test_verify_reports_what_cannot_be_read_at_all(
 def read_in_vain(folder: str) -> str:
     with mock.patch.object(verify_module, "checksum", side_effect=OSError("stale handle")):
         try:
-            verify_together(Path(folder), required=True)
+            verify_on_all_ranks(Path(folder), required=True)
         except ValueError as error:
             return f"{type(error).__name__}: {error}"
     return ""

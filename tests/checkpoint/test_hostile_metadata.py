@@ -101,7 +101,7 @@ def doubled(levels: int) -> bytes:
 PICKLES: dict[str, tuple[bytes, str]] = {
     "a function": (opcodes(name("os", "system"), text("x"), pickle.TUPLE1, pickle.REDUCE), "os"),
     "a module of ours": (
-        opcodes(name("fusedrec_torchrec.core.files", "locked")),
+        opcodes(name("fusedrec_torchrec.core.files", "file_lock")),
         "no checkpoint needs",
     ),
     "eval": (opcodes(name("builtins", "eval")), r"builtins\.eval, which no checkpoint needs"),

@@ -48,7 +48,7 @@ def test_numbers_of_column_shards_are_averaged_by_columns() -> None:
     squares = [(part * part).mean(1) for part in gradient.split(widths, dim=1)]
     reader: Any = InMemory({"w": gradient, "s": torch.cat(squares)}, {"w": widths})
     stored = StoredState(reader, "s", 5, 16, "w")
-    assert stored.replicas == 2 and not stored.by_element
+    assert stored.column_shards == 2 and not stored.by_element
     found = torch.empty(3)
     stored.rows(2, found)
     torch.testing.assert_close(found, (gradient * gradient).mean(1)[2:])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries
-from fusedrec_torchrec.codecs.largest import LargestEntries
+from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.codecs.wire import Wire, build, build_backward
 from fusedrec_torchrec.core import native
@@ -22,7 +22,7 @@ def codec_of(dim: int, **given: Any) -> Codec:
     return build(CodecOptions(**given), dim, CPU)
 
 
-def tau_of(codec: LargestEntries) -> float:
+def tau_of(codec: DctCodec) -> float:
     assert codec.threshold.tau is not None
     return float(codec.threshold.tau)
 
@@ -45,7 +45,7 @@ def rows_of(count: int, dim: int, seed: int, exponent: float) -> torch.Tensor:
 
 
 def bound(kind: str, rows: torch.Tensor) -> torch.Tensor:
-    """What docs/compression.md says."""
+    """Returns how far numbers may be off, as docs/compression.md says."""
     if kind == "bf16":
         return rows.abs() * 2.0**-8
     if kind == "fp16":  # of numbers that are much smaller than the largest, the last digits
@@ -108,7 +108,7 @@ def test_bytes_of_a_row() -> None:
 @pytest.mark.parametrize(("dim", "density", "indexed"), [(64, 0.05, True), (64, 0.5, False)])
 def test_places_are_written_in_the_shorter_way(dim: int, density: float, indexed: bool) -> None:
     codec = codec_of(dim, type="dct", density=density)
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     room = codec.room(100)
     assert density * 6400 <= room <= density * 6400 * 1.07 + 1
     index, mask = 100 + room, 100 * dim // 8
@@ -146,13 +146,13 @@ def check_largest(
 ) -> None:
     rows = rows_of(sum(counts), dim, seed, 0.0)
     codec = codec_of(dim, type="dct", density=density, values=values, relative=relative)
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     out, sent, received = there_and_back(codec, rows, counts)
     assert sent is not None
     assert received is not None
-    assert torch.equal(sent.at_E, received.at_E)
+    assert torch.equal(sent.positions_E, received.positions_E)
     travelled = torch.zeros(rows.numel() + 1, dtype=torch.bool)
-    travelled[sent.at_E] = True
+    travelled[sent.positions_E] = True
     travelled = travelled[:-1].view_as(rows)
     assert not out[~travelled].any()
     if values == "fp32":
@@ -195,7 +195,7 @@ def test_both_ways_of_finding_them_send_the_same_bytes(
 
 def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
     codec = codec_of(16, type="dct", density=0.1, every=1000, relative=False)
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     rows = rows_of(200, 16, 0, 0.0)
     there_and_back(codec, rows, [100, 100])
     first = tau_of(codec)
@@ -207,7 +207,7 @@ def test_a_message_with_too_many_entries_renews_the_threshold() -> None:
 
 def test_the_threshold_is_renewed_every_so_many_steps_of_training() -> None:
     codec = codec_of(16, type="dct", density=0.5, every=3, relative=False)
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     rows = rows_of(64, 16, 0, 0.0)
     taus = []
     for step in range(7):
@@ -221,7 +221,7 @@ def test_the_threshold_is_renewed_every_so_many_steps_of_training() -> None:
 
 def test_a_message_that_is_nearly_empty_renews_the_threshold() -> None:
     codec = codec_of(16, type="dct", density=0.1, every=1000, relative=False)
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     rows = rows_of(200, 16, 0, 0.0)
     there_and_back(codec, rows, [100, 100])
     first = tau_of(codec)
@@ -236,7 +236,8 @@ def test_rows_of_zeros_can_be_trained() -> None:
     rows[:100] = 0
     _, sent, _ = there_and_back(codec_of(16, type="dct", density=0.25), rows, [1000])
     assert sent is not None
-    travelled = torch.bincount(sent.at_E[sent.at_E < rows.numel()] // 16, minlength=1000)
+    entries = sent.positions_E[sent.positions_E < rows.numel()]
+    travelled = torch.bincount(entries // 16, minlength=1000)
     assert bool((travelled[:100] > 0).all())
 
 
@@ -273,7 +274,7 @@ def test_gradients_of_the_entries_that_travelled_come_back(backward: Any) -> Non
     codec.decode(streams, counts, out, sent)
     travelled = torch.zeros(rows.numel() + 1, dtype=torch.bool)
     assert sent is not None
-    travelled[sent.at_E] = True
+    travelled[sent.positions_E] = True
     travelled = travelled[:-1].view_as(rows)
     assert not out[~travelled].any()
     assert torch.allclose(out[travelled], gradients[travelled], rtol=2.0**-8, atol=1e-14)
@@ -317,7 +318,9 @@ def test_buckets_with_codecs_of_their_own_share_a_buffer(
                 scale = flat.abs().max()
                 assert bool(((got - want).abs() <= bound(kinds[k], want) + 2.0**-30 * scale).all())
     for one, other in zip(sent, received, strict=True):
-        assert one is None or (other is not None and torch.equal(one.at_E, other.at_E))
+        assert one is None or (
+            other is not None and torch.equal(one.positions_E, other.positions_E)
+        )
 
 
 @pytest.mark.parametrize(

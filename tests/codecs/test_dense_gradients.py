@@ -55,7 +55,7 @@ def step_of(ddp: DistributedDataParallel, step: int) -> list[torch.Tensor]:
 
 
 def nothing_is_lost(values: Any, density: float) -> None:
-    """What all ranks have applied and what they have left make up all gradients."""
+    """Checks that what ranks have applied and their residuals make up all gradients."""
     world = dist.get_world_size()
     ddp, thresholds = hooked(fr.ThresholdOptions(density=density, values=values, every=3))
     applied = [torch.zeros(shape) for shape in SHAPES]
@@ -185,7 +185,7 @@ def test_a_step_can_be_undone(cluster_2: Cluster) -> None:
 
 
 def descend(feedback: bool) -> float:
-    """How far from the least value of a convex function after some steps.
+    """Returns how far from the least value of a convex function some steps end.
 
     Ranks pull half of the entries hard, in opposite directions: that is nothing in the mean, but
     these entries are the largest of every gradient.
@@ -241,7 +241,7 @@ def wrapped_model() -> tuple[bool, bool]:
 
 
 def renewals() -> tuple[list[float], list[float]]:
-    """Thresholds when gradients suddenly grow, and when they fall."""
+    """Returns thresholds when gradients suddenly grow, and when they fall."""
     found = []
     for factor in (100.0, 0.001):
         ddp, thresholds = hooked(fr.ThresholdOptions(density=0.05, every=1000))
@@ -256,7 +256,7 @@ def renewals() -> tuple[list[float], list[float]]:
 
 
 def test_thresholds_follow_gradients(cluster_2: Cluster) -> None:
-    """Long before it is time to renew them."""
+    """Thresholds are renewed long before it is time, if they do not fit."""
     for grown, fallen in cluster_2.run(renewals):
         assert grown[5] > 10 * grown[2]
         # What is left of earlier gradients is still there.
@@ -264,7 +264,7 @@ def test_thresholds_follow_gradients(cluster_2: Cluster) -> None:
 
 
 def names_that_mean_something() -> None:
-    """Of parameters that are called like parts of the state."""
+    """Loads the state of parameters that are called like components of the state."""
     thresholds = GradientThresholds(fr.ThresholdOptions(density=0.05))
     module = nn.ModuleDict({"inner": nn.ParameterDict({"left": nn.Parameter(torch.zeros(400))})})
     thresholds._names = {parameter: name for name, parameter in module.named_parameters()}

@@ -183,10 +183,10 @@ HANG = """
 import os, signal, sys
 from unittest import mock
 from fusedrec_torchrec.exchange.lookup import FusedLookup
-from fusedrec_torchrec.training.bad_batches import _Flags
+from fusedrec_torchrec.training.bad_batches import _Statuses
 from fusedrec_torchrec.training.main import main
 
-owner, name = {"rows": (FusedLookup, "forward"), "batch check": (_Flags, "__init__")}[STAGE]
+owner, name = {"rows": (FusedLookup, "forward"), "batch check": (_Statuses, "__init__")}[STAGE]
 if os.environ["RANK"] == "1":
     original, calls = getattr(owner, name), []
 

@@ -1,4 +1,4 @@
-"""Small C++ operators for the hot loops on CPU.
+"""Small C++ operators for the hot loops on CPU, and how they are found.
 
 They come from the first of these places that has them:
 
@@ -11,8 +11,13 @@ Without them, or with ``FUSEDREC_NATIVE=0``, the same results come from torch's 
 slowly (docs/performance.md has the figures); sums of float32 may then differ in the last bit,
 because they run in another order.
 
-``ops.cpp`` has the list of the operators, a header each station of the data path.  Operators check
-what they are given (``checks.h``) and raise a ``RuntimeError`` that names the operator.
+Files, in reading order:
+
+- ``ops.cpp``: the list of the operators; ``common.h``: what all headers need;
+- ``checks.h``: operators check what they are given, and raise a ``RuntimeError`` that names them;
+- ``keys.h``, ``dedup.h``, ``messages.h``, ``sums.h``: the stations of the data path;
+- ``dct.h``: the entries that reach a threshold;
+- ``library``: the library as a file: how it is built, and whether it is whole.
 """
 
 import logging
@@ -24,7 +29,7 @@ from typing import Literal
 
 import torch
 
-from fusedrec_torchrec.core.files import locked
+from fusedrec_torchrec.core.files import file_lock
 from fusedrec_torchrec.core.native.library import (
     BuildError,
     Library,
@@ -42,7 +47,7 @@ ROOT = "~/.cache/torch_extensions"
 
 @dataclass(frozen=True)
 class Operators:
-    """Where the operators of this process come from.
+    """The place that the operators of this process come from.
 
     Attributes:
         origin: "none" if torch's own operators are used.
@@ -74,12 +79,12 @@ def operators() -> Operators:
 
 
 def available() -> bool:
-    """Whether ``torch.ops.fusedrec`` is there; see ``operators``."""
+    """Tells whether ``torch.ops.fusedrec`` is there; see ``operators``."""
     return operators().origin != "none"
 
 
 def available_on(device: torch.device) -> bool:
-    """Whether the operators can be used for tensors on a device."""
+    """Tells whether the operators can be used for tensors on a device."""
     return device.type == "cpu" and available()
 
 
@@ -106,7 +111,7 @@ def _cached_or_built() -> Operators:
     try:
         library.folder.mkdir(parents=True, exist_ok=True)
         # The lock dies with its process, so a build that was killed is in nobody's way.
-        with locked(library.folder / "fusedrec.lock"):
+        with file_lock(library.folder / "fusedrec.lock"):
             try:
                 library.load()  # another process may have built it in the meantime
                 return cached

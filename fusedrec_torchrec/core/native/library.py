@@ -40,7 +40,7 @@ class BuildError(Exception):
 
 @cache
 def identity() -> str:
-    """A digest of all that the library depends on: sources, flags, torch and its ABI, platform.
+    """Returns a digest of all that the library depends on: sources, flags, torch, platform.
 
     The library does not depend on Python, and any compiler of the platform will do.
     """
@@ -57,7 +57,7 @@ def identity() -> str:
 
 @dataclass(frozen=True)
 class Library:
-    """The library in a folder, if it is there."""
+    """The library in a folder (``path``) and its ``manifest``, if they are there."""
 
     folder: Path
 
@@ -70,6 +70,7 @@ class Library:
         return self.folder / "fusedrec_ops.json"
 
     def exists(self) -> bool:
+        """Tells whether there is a file, whole or not."""
         return self.path.exists()
 
     def check(self) -> None:
@@ -136,18 +137,18 @@ class Library:
 
 
 def _abi() -> str:
-    """Which strings and lists of the C++ library torch was built with."""
+    """Returns the flag for the strings and lists of the C++ library that torch was built with."""
     import torch
 
     return f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
 
 
 def _compiler() -> list[str]:
-    """The compiler and its first arguments: ``CXX``, or what there is."""
+    """Returns the compiler and its first arguments: ``CXX``, or what there is."""
     wanted = shlex.split(os.environ.get("CXX", ""))
     for name in wanted[:1] or COMPILERS:
-        if found := shutil.which(name):
-            return [found, *wanted[1:]]
+        if program := shutil.which(name):
+            return [program, *wanted[1:]]
     raise BuildError(
         f"CXX is {wanted[0]!r}, which is no program"
         if wanted
@@ -159,12 +160,12 @@ def _compile(output: Path) -> None:
     """Calls the compiler, which is all that one source file takes."""
     import torch
 
-    of_torch = Path(torch.__file__).parent
+    torch_folder = Path(torch.__file__).parent
     command = [
         *_compiler(),
-        *(*FLAGS, _abi(), f"-ffile-prefix-map={of_torch}=torch"),
-        *("-isystem", str(of_torch / "include"), SOURCE.name),
-        *(f"-L{of_torch / 'lib'}", *LIBRARIES, "-o", str(output.absolute())),
+        *(*FLAGS, _abi(), f"-ffile-prefix-map={torch_folder}=torch"),
+        *("-isystem", str(torch_folder / "include"), SOURCE.name),
+        *(f"-L{torch_folder / 'lib'}", *LIBRARIES, "-o", str(output.absolute())),
     ]
     try:
         # In the folder of the source: with that and the prefix map, what is built does not depend

@@ -3,9 +3,9 @@
 // What torch's own operators leave on the table here: dedup needs a sort, sums per row need another
 // one, and bag sums cannot write into a buffer that exists already.
 
+#include "dct.h"
 #include "dedup.h"
 #include "keys.h"
-#include "largest.h"
 #include "messages.h"
 #include "sums.h"
 
@@ -14,7 +14,7 @@
 TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
   m.def("to_bits(Tensor at, int rows, int dim) -> Tensor");
   m.def("from_bits(Tensor bits, int dim, int[] counts, int[] rooms) -> Tensor");
-  m.def("largest(Tensor numbers, Tensor least, int[] counts, int[] rooms) "
+  m.def("select_entries(Tensor numbers, Tensor threshold, int[] counts, int[] rooms) "
         "-> (Tensor, Tensor, bool)");
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
@@ -34,7 +34,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
 TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("to_bits", to_bits);
   m.impl("from_bits", from_bits);
-  m.impl("largest", largest);
+  m.impl("select_entries", select_entries);
   m.impl("keys", keys);
   m.impl("hot_table", hot_table);
   m.impl("dedup", dedup);

@@ -1,7 +1,17 @@
 """Click data: Criteo's files, their prepared form, and the way into training.
 
-In the order the data flows: ``lines`` (text files in blocks), ``criteo`` (blocks to columns),
-``vocabulary`` (values to rows), ``prepare`` (text to parquet), ``prepared`` (a
-source of samples; ``access.synthetic`` is another), ``order`` (which samples make a batch),
-``loader`` (batches in worker processes).
+Files, in the order the data flows:
+
+- ``lines``: text files, plain or gzipped, as blocks of whole lines;
+- ``criteo``: blocks of lines to columns;
+- ``vocabulary``: values of a column to rows of a table;
+- ``parquet``: parquet files whose errors name the file;
+- ``prepare``: text to parquet, with the three above (``spelling``: how messages spell a setting);
+- ``prepared_files``, ``prepared``: prepared data, as files and as a source of samples
+  (``access.synthetic`` is another source, ``faulty`` one with bad samples for drills);
+- ``separate``: prepared data with its hot samples first;
+- ``order``: which samples make which batch;
+- ``alternation``, ``hot_first``: how hot and cold batches alternate and are formed;
+- ``batch_check``: whether a batch can be trained on;
+- ``loader``, ``separated_loader``: batches for one rank, read ahead in worker processes.
 """

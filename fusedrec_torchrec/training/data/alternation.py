@@ -1,4 +1,4 @@
-"""Hot and cold batches in turn: FAE's scheduler.
+"""Lets hot and cold batches alternate: FAE's scheduler.
 
 FAE (VLDB 2022) trains some share of the hot batches, then the same share of the cold ones, and so
 on; the share is the *rate*.  A low rate mixes well, a high one switches seldom.  The adaptive
@@ -20,7 +20,7 @@ LEAST_RATE, HIGHEST_RATE = 1 / 64, 1.0
 
 @dataclass
 class Rates:
-    """The rate from each batch on.
+    """The rate at which hot and cold batches alternate, from each batch on.
 
     Attributes:
         adaptive: whether evaluations change it.
@@ -33,7 +33,7 @@ class Rates:
     losses: list[float] = field(default_factory=list)
 
     def at(self, batch: int) -> float:
-        """The rate at a batch, counted over epochs."""
+        """Returns the rate at a batch, counted over epochs."""
         return next(rate for first, rate in reversed(self.changes) if first <= batch)
 
     def evaluated(self, batch: int, loss: float) -> None:
@@ -55,7 +55,7 @@ class Rates:
 
 
 class Alternation:
-    """The kinds of some batches in turn.
+    """The order of some hot and some cold batches.
 
     Args:
         hot: number of hot batches.
@@ -70,7 +70,7 @@ class Alternation:
         self._first = first
 
     def __iter__(self) -> Iterator[bool]:
-        """Whether each batch is a hot one; cold ones begin, which see all of the tables."""
+        """Yields whether each batch is a hot one; cold ones begin, which see all of the tables."""
         done = {False: 0, True: 0}
         progress = 0.0
         while progress < 1:

@@ -1,4 +1,4 @@
-"""Whether a batch can be trained on: ids in range, no NaN or infinity."""
+"""Checks whether a batch can be trained on: ids in range, no NaN or infinity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ class CheckedBatch(Batch):
 
 @dataclass(frozen=True)
 class BatchCheck:
-    """
+    """Says what is wrong with a batch.
+
     Attributes:
         table_rows: rows of each feature's table; None if its ids are hashed and may be anything.
     """
@@ -26,7 +27,7 @@ class BatchCheck:
     table_rows: Mapping[str, int | None]
 
     def __call__(self, batch: Batch) -> str | None:
-        """What is wrong; the first thing that is found."""
+        """Returns the first thing that is wrong; None if nothing is."""
         return (
             self._numbers(batch.dense_features)
             or _labels(batch.labels)
@@ -70,7 +71,7 @@ def _labels(labels: torch.Tensor) -> str | None:
 
 
 def stand_in(batch: Batch) -> Batch:
-    """A batch of the same samples without ids, that nothing can be learned from."""
+    """Returns a batch of as many samples without ids, that nothing can be learned from."""
     features = batch.sparse_features
     return Batch(
         dense_features=torch.zeros_like(batch.dense_features),

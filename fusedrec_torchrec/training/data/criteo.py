@@ -1,4 +1,4 @@
-"""Criteo's text format: label, 13 integers, 26 categories in hexadecimal, separated by tabs.
+"""Reads Criteo's text format: label, 13 integers, 26 categories in hexadecimal, and tabs.
 
 The Kaggle file (train.txt) and the Terabyte days (day_0 to day_23) share it.  Names of the columns
 are those of ``torchrec.datasets.criteo``.
@@ -37,7 +37,7 @@ PLACES = np.array([16**i for i in range(7, -1, -1)], dtype=np.uint32)
 
 @dataclass
 class BadLines:
-    """What was wrong with a data set's text.
+    """Collects what is wrong with the lines of a data set's text.
 
     Attributes:
         policy: ``"error"`` raises at the first malformed line, ``"skip"`` counts and goes on.
@@ -55,9 +55,11 @@ class BadLines:
 
     @property
     def total(self) -> int:
+        """Number of malformed lines."""
         return sum(self.counts.values())
 
     def add(self, path: Path, line: int, kind: str, detail: str) -> None:
+        """Counts a malformed line, or raises a ``ValueError``, as the policy says."""
         text = f"{path}:{line}: {detail}"
         if self.policy == "error":
             raise ValueError(f"{text} (to skip and count malformed lines, use {self.skip})")
@@ -68,7 +70,7 @@ class BadLines:
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Lines as columns.
+    """Lines of text as columns of numbers.
 
     Attributes:
         labels: [n] 0 or 1.
@@ -89,6 +91,7 @@ class RawColumns:
 
     @classmethod
     def nothing(cls) -> "RawColumns":
+        """Returns the columns of no lines."""
         integers, categories = (0, len(INTEGERS)), (0, len(CATEGORIES))
         return cls(
             np.zeros(0, dtype=np.int8),
@@ -105,7 +108,7 @@ def read(
     start: int = 0,
     first_line: int = 1,
 ) -> Iterator[tuple[RawColumns, Block]]:
-    """A file's lines in blocks, malformed ones left out and noted in ``bad_lines``."""
+    """Yields a file's lines in blocks, malformed ones left out and noted in ``bad_lines``."""
     for block in file.blocks(start, first_line):
         if block.broken is not None:
             lines = block.first_line + block.data.count(b"\n")
@@ -115,7 +118,7 @@ def read(
 
 
 def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
-    """The columns of a block; ``bad(line, kind, detail)`` is told of each line left out."""
+    """Returns the columns of a block; ``bad(line, kind, detail)`` hears of each line left out."""
     data = block.data
     if not data.endswith(b"\n"):
         data += b"\n"
@@ -216,7 +219,7 @@ def _labels(column: pa.ChunkedArray) -> tuple[NDArray[np.int8], NDArray[np.bool_
 def _integers(
     column: pa.ChunkedArray, strict: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Values, where they are missing, where they are well-formed."""
+    """Returns values, where they are missing, and where they are well-formed."""
     missing = pc.equal(column, b"")
     filled = pc.if_else(missing, b"0", column).cast(pa.string(), safe=False)
     try:
@@ -232,7 +235,7 @@ def _integers(
 def _hexadecimals(
     column: pa.ChunkedArray,
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Values, where they are missing, where they are well-formed."""
+    """Returns values, where they are missing, and where they are well-formed."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)

@@ -1,4 +1,4 @@
-"""Data with bad samples, for drills: to see what a training makes of them."""
+"""Puts bad samples into data, for drills: to see what a training makes of them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,17 +32,18 @@ class FaultySource:
         return getattr(self.source, name)
 
     def read(self, start: int, stop: int) -> Samples:
-        """As the good source, with faults."""
-        found = self.source.read(start, stop)
+        """Returns samples as the good source does, some of them spoiled."""
+        samples = self.source.read(start, stop)
         bad = {n - start: kind for n, kind in self.faults.items() if start <= n < stop}
         if self.one_in is not None:
             numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             chosen = (numbers >> np.uint64(20)) % np.uint64(self.one_in) == 0
             bad |= {int(p): KINDS[(start + int(p)) % len(KINDS)] for p in chosen.nonzero()[0]}
         if not bad:
-            return found
-        dense, labels, ids = found.dense.copy(), found.labels.astype(np.float32), found.ids.copy()
-        first = found.lengths[0] if found.lengths is not None else np.ones(len(labels), np.int32)
+            return samples
+        dense, ids = samples.dense.copy(), samples.ids.copy()
+        labels, lengths = samples.labels.astype(np.float32), samples.lengths
+        first = lengths[0] if lengths is not None else np.ones(len(labels), np.int32)
         for place, kind in bad.items():
             if kind in ("nan", "inf"):
                 dense[place, 0] = float(kind)
@@ -57,4 +58,4 @@ class FaultySource:
                 at = int(first[:place].sum())
                 if at < len(ids):
                     ids[at] = -1 if kind == "negative" else 10**9
-        return Samples(dense, labels, ids, found.lengths)
+        return Samples(dense, labels, ids, lengths)

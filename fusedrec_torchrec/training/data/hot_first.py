@@ -1,4 +1,4 @@
-"""Hot and cold batches formed as the data comes."""
+"""Forms hot and cold batches as the data comes."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,12 @@ class HotFirst:
     hot_set: HotSet
     rates: Rates
 
-    def share(self, source: Source, part: tuple[int, int]) -> float:
-        """Of the hot samples, about: by the first of them."""
-        samples = source.read(part[0], part[0] + min(part[1], SHARE_SAMPLES))
+    def share(self, source: Source, span: tuple[int, int]) -> float:
+        """Returns the share of hot samples in a span of the source, estimated from its first ones.
+
+        Args:
+            source: the samples.
+            span: first sample and number of samples.
+        """
+        samples = source.read(span[0], span[0] + min(span[1], SHARE_SAMPLES))
         return float(self.hot_set.hot_samples(samples).mean())

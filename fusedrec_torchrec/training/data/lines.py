@@ -1,4 +1,4 @@
-"""Text files, plain or gzipped, as blocks of whole lines."""
+"""Reads text files, plain or gzipped, as blocks of whole lines."""
 
 import re
 import zlib
@@ -18,7 +18,7 @@ SUFFIXES = (".gz", ".tsv", ".txt", ".csv")
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a file.
+    """Some whole lines of a file.
 
     Attributes:
         data: the lines, each with its line end.
@@ -42,7 +42,7 @@ class TextFile:
     path: Path
 
     def blocks(self, start: int = 0, first_line: int = 1) -> Iterator[Block]:
-        """The file's blocks from a position that ``Block.end`` gave."""
+        """Yields the file's blocks from a position that ``Block.end`` gave."""
         with naming(self.path), self.path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0 if packed else start)
@@ -73,9 +73,9 @@ def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
     the last member are padding.
     """
     ready, size = [], 0
-    for part, broken in _unpack_parts(raw):
-        kept = part[skip:]
-        skip -= len(part) - len(kept)
+    for piece, broken in _unpack_pieces(raw):
+        kept = piece[skip:]
+        skip -= len(piece) - len(kept)
         ready.append(kept)
         size += len(kept)
         if size >= BLOCK_BYTES // 4 or broken is not None:
@@ -84,8 +84,8 @@ def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
     yield b"".join(ready), None
 
 
-def _unpack_parts(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
-    """In small parts: what an unpacker has done of a part is lost when it finds damage in it."""
+def _unpack_pieces(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    """Unpacks in small pieces: an unpacker loses the piece in which it finds damage."""
     unpacker, packed = zlib.decompressobj(31), b""
     while packed or (packed := raw.read(PACKED_BYTES)):
         if unpacker.eof:
@@ -94,23 +94,23 @@ def _unpack_parts(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
                 continue
             unpacker = zlib.decompressobj(31)
         try:
-            part = unpacker.decompress(packed, BLOCK_BYTES)
+            piece = unpacker.decompress(packed, BLOCK_BYTES)
         except zlib.error as error:
             yield b"", f"damaged gzip: {error}"
             return
         packed = unpacker.unconsumed_tail or unpacker.unused_data
-        yield part, None
+        yield piece, None
     tail = unpacker.flush()
     yield tail, None if unpacker.eof else "truncated gzip: the file ends in the middle of its data"
 
 
 def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
-    """The files that ``paths`` name, folders taken apart, days in their order.
+    """Returns the files that ``paths`` name, those of folders one by one, days in their order.
 
     Raises:
         ValueError: a path does not exist, a file is empty, a folder holds no data.
     """
-    found: list[TextFile] = []
+    files: list[TextFile] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted((p for p in path.iterdir() if _is_data(p)), key=_natural)
@@ -118,19 +118,19 @@ def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
                 raise ValueError(
                     f"folder {path} holds no data files (day_N or {', '.join(SUFFIXES)})"
                 )
-            found += map(TextFile, inside)
+            files += map(TextFile, inside)
         elif path.is_file():
-            found.append(TextFile(path))
+            files.append(TextFile(path))
         elif path.exists():
             raise ValueError(f"data file {path} is neither a file nor a folder of files")
         else:
             raise ValueError(f"data file {path} does not exist")
-    if not found:
+    if not files:
         raise ValueError("no data files given")
-    for file in found:
+    for file in files:
         if file.path.stat().st_size == 0:
             raise ValueError(f"data file {file.path} is empty")
-    return found
+    return files
 
 
 def _is_data(path: Path) -> bool:
@@ -138,6 +138,6 @@ def _is_data(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """day_2 before day_10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    """Returns a sort key that has day_2 before day_10."""
+    words = re.split(r"(\d+)", path.name)
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]

@@ -1,4 +1,4 @@
-"""Batches for one rank, read ahead in worker processes, from any position."""
+"""Reads the batches of one rank ahead in worker processes, from any position."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ __all__ = ["Loader", "split"]
 
 
 def split(source: Source, held_out: float) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First sample and number of samples of the training part and of the part held out."""
+    """Returns first sample and number of samples to train on, and of those that are held out."""
     train = source.samples - round(source.samples * held_out)
     return (0, train), (train, source.samples - train)
 
@@ -35,7 +35,7 @@ class Loader:
 
     Args:
         source: the samples.
-        part: first sample and number of samples of the part of the source to use.
+        span: first sample of the source to use, and number of samples.
         batch_size: samples of a batch, all ranks together.
         lanes: see ``Order``; must be a multiple of ``world_size``.
         rank, world_size: which share of each batch to read.
@@ -50,7 +50,7 @@ class Loader:
     def __init__(
         self,
         source: Source,
-        part: tuple[int, int],
+        span: tuple[int, int],
         *,
         batch_size: int,
         lanes: int,
@@ -70,32 +70,32 @@ class Loader:
         if batch_size % lanes:
             raise ValueError(f"batch size is {batch_size}, must be a multiple of lanes, {lanes}")
         self._order = Order(
-            first=part[0],
-            blocks=_blocks(source, part),
+            first=span[0],
+            blocks=_blocks(source, span),
             batch_size=batch_size,
             lanes=lanes,
             chunk_batches=chunk_batches,
             shuffle=shuffle,
             seed=seed,
         )
-        each = lanes // world_size
+        lanes_per_rank = lanes // world_size
         self._source = source
-        self._lanes = range(rank * each, (rank + 1) * each)
+        self._lanes = range(rank * lanes_per_rank, (rank + 1) * lanes_per_rank)
         self._workers = workers
         self._hot = hot
         self._check = check
-        self._hot_share = 0.0 if hot is None else hot.share(source, part)
+        self._hot_share = 0.0 if hot is None else hot.share(source, span)
         self.features = list(source.table_rows)
         self.waited = 0.0
         """Seconds that callers have waited for batches."""
 
     @property
     def batches(self) -> int:
-        """In an epoch."""
+        """Number of batches in an epoch."""
         return self._order.batches
 
     def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
-        """Batches from number ``start``, counted over epochs, up to ``stop``; None never ends.
+        """Yields batches number ``start`` up to ``stop``, counted over epochs; None never ends.
 
         Raises:
             ValueError: there is less than one batch.
@@ -135,7 +135,7 @@ class Loader:
             skip = 0
 
     def _places(self, first: int, batches: int) -> Iterator[int]:
-        """The order of a chunk's batches, the first of which is number ``first``."""
+        """Yields the order of a chunk's batches, the first of which is number ``first``."""
         if self._hot is None:
             yield from range(batches)
             return
@@ -151,11 +151,11 @@ def _begin_worker(rank: int, _: int) -> None:
     die_with(rank)
 
 
-def _blocks(source: Source, part: tuple[int, int]) -> tuple[int, ...]:
-    """The sizes of the source's blocks inside a part of it."""
+def _blocks(source: Source, span: tuple[int, int]) -> tuple[int, ...]:
+    """Returns the sizes of the source's blocks inside a span of it."""
     ends = np.cumsum(source.blocks)
     starts = ends - source.blocks
-    inside = np.minimum(ends, part[0] + part[1]) - np.maximum(starts, part[0])
+    inside = np.minimum(ends, span[0] + span[1]) - np.maximum(starts, span[0])
     return tuple(inside[inside > 0].tolist())
 
 
@@ -197,7 +197,7 @@ class _Chunk:
         return len(self.ends)
 
     def pin_memory(self) -> "_Chunk":
-        """In memory from which a GPU can copy in the background; DataLoader calls it."""
+        """Moves to memory from which a GPU can copy in the background; DataLoader calls it."""
         return _Chunk(
             dense=self.dense.pin_memory(),
             labels=self.labels.pin_memory(),
@@ -208,6 +208,7 @@ class _Chunk:
         )
 
     def batch(self, place: int, features: list[str]) -> Batch:
+        """Returns one of the batches."""
         return CheckedBatch(
             dense_features=self.dense[place],
             sparse_features=KeyedJaggedTensor(
@@ -232,7 +233,7 @@ class _Unreadable:
 
 
 class _Chunks(Dataset[_Chunk | _Unreadable]):
-    """Chunk by number, counted over epochs."""
+    """A data set of chunks by number, counted over epochs."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class _Chunks(Dataset[_Chunk | _Unreadable]):
         self._check = check
 
     def find(self, batch: int) -> tuple[int, int]:
-        """The chunk of a batch, and its place in it."""
+        """Returns the chunk of a batch, and the batch's place in it."""
         epoch, inside = divmod(batch, self._order.batches)
         chunk, place = divmod(inside, self._order.chunk_batches)
         return epoch * self._order.chunks + chunk, place
@@ -263,30 +264,31 @@ class _Chunks(Dataset[_Chunk | _Unreadable]):
     def _chunk(self, number: int) -> _Chunk:
         epoch, chunk = divmod(number, self._order.chunks)
         batches = self._order.chunk_sizes(chunk)
-        together = Samples.concatenate([self._lane(epoch, chunk, lane) for lane in self._lanes])
+        lane_samples = Samples.concatenate([self._lane(epoch, chunk, lane) for lane in self._lanes])
         # Samples stand lane by lane, in a lane batch by batch; they are wanted batch by batch.
-        places = np.arange(len(together)).reshape(len(self._lanes), batches, -1)
-        parts = [together.take(places[:, i].ravel()) for i in range(batches)]
-        features, samples = len(self._source.table_rows), len(parts[0])
+        places = np.arange(len(lane_samples)).reshape(len(self._lanes), batches, -1)
+        by_batch = [lane_samples.take(places[:, i].ravel()) for i in range(batches)]
+        features, samples = len(self._source.table_rows), len(by_batch[0])
         lengths = np.ones((batches, features * samples), dtype=np.int32)
-        for place, part in enumerate(parts):
-            if part.lengths is not None:
-                lengths[place] = part.lengths.ravel()
-        chunk_of = _Chunk(
-            dense=torch.from_numpy(np.stack([part.dense for part in parts])),
-            labels=torch.from_numpy(np.stack([part.labels for part in parts])),
-            ids=torch.from_numpy(np.concatenate([part.ids for part in parts])),
+        for place, batch in enumerate(by_batch):
+            if batch.lengths is not None:
+                lengths[place] = batch.lengths.ravel()
+        result = _Chunk(
+            dense=torch.from_numpy(np.stack([batch.dense for batch in by_batch])),
+            labels=torch.from_numpy(np.stack([batch.labels for batch in by_batch])),
+            ids=torch.from_numpy(np.concatenate([batch.ids for batch in by_batch])),
             lengths=torch.from_numpy(lengths),
-            ends=np.cumsum([len(part.ids) for part in parts]).tolist(),
+            ends=np.cumsum([len(batch.ids) for batch in by_batch]).tolist(),
             problems=[None] * batches,
         )
         if self._check is not None:
             names = list(self._source.table_rows)
             for place in range(batches):
-                chunk_of.problems[place] = self._check(chunk_of.batch(place, names))
-        return chunk_of
+                result.problems[place] = self._check(result.batch(place, names))
+        return result
 
     def _lane(self, epoch: int, chunk: int, lane: int) -> Samples:
+        """Returns the samples of one lane of a chunk, in their order."""
         pieces = self._order.pieces(epoch, chunk, lane)
         samples = Samples.concatenate([self._source.read(p.start, p.stop) for p in pieces])
         permutation = self._order.permutation(epoch, chunk, lane)

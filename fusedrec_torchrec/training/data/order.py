@@ -1,11 +1,11 @@
-"""Which samples make which batch.
+"""Decides which samples make which batch.
 
 A batch is made of lanes, independent streams of samples, and a rank takes some of the lanes of
 every batch.  So batches are the same for every number of ranks that divides the number of lanes,
 each rank reads only its own samples, and any batch can be found without reading those before it.
 
 Training order: the source's blocks are permuted anew in each epoch, the lanes share the result in
-equal contiguous parts, and a lane's samples are shuffled within each chunk of several batches.
+equal contiguous shares, and a lane's samples are shuffled within each chunk of several batches.
 """
 
 from collections.abc import Iterator
@@ -53,24 +53,25 @@ class Order:
 
     @property
     def samples(self) -> int:
+        """Number of samples of all blocks."""
         return sum(self.blocks)
 
     @property
     def batches(self) -> int:
-        """In an epoch."""
+        """Number of batches in an epoch."""
         return self.samples // self.batch_size
 
     @property
     def chunks(self) -> int:
-        """In an epoch; the last one may have fewer batches."""
+        """Number of chunks in an epoch; the last one may have fewer batches."""
         return -(-self.batches // self.chunk_batches)
 
     def chunk_sizes(self, chunk: int) -> int:
-        """Batches in a chunk."""
+        """Returns the number of batches in a chunk."""
         return min(self.chunk_batches, self.batches - chunk * self.chunk_batches)
 
     def pieces(self, epoch: int, chunk: int, lane: int) -> list[Piece]:
-        """What a lane reads for a chunk, in the order in which it is to be joined."""
+        """Returns the pieces that a lane reads for a chunk, in the order in which to join them."""
         share = self.batch_size // self.lanes  # of a lane, in a batch
         batches = self.chunk_sizes(chunk)
         if not self.shuffle:
@@ -83,14 +84,14 @@ class Order:
         return list(self._runs(epoch, start, start + batches * share))
 
     def permutation(self, epoch: int, chunk: int, lane: int) -> NDArray[np.int64] | None:
-        """How a lane shuffles its samples of a chunk; None if it does not."""
+        """Returns how a lane shuffles its samples of a chunk; None if it does not."""
         if not self.shuffle:
             return None
         share = self.batch_size // self.lanes * self.chunk_sizes(chunk)
         return _generator(self.seed, epoch, 1 << 63 | lane << 40 | chunk).permutation(share)
 
     def _runs(self, epoch: int, start: int, stop: int) -> Iterator[Piece]:
-        """The parts of the permuted blocks between two positions of an epoch's order."""
+        """Yields the pieces of permuted blocks between two positions of an epoch's order."""
         begins, ends, firsts = self._permuted(epoch)
         at = int(np.searchsorted(ends, start, side="right"))
         while start < stop:
@@ -116,7 +117,7 @@ def _generator(seed: int, epoch: int, place: int) -> np.random.Generator:
 def _permuted_blocks(
     first: int, blocks: tuple[int, ...], seed: int, epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where each block begins and ends in the epoch's order, and its first sample."""
+    """Returns where each block begins and ends in the epoch's order, and its first sample."""
     sizes = np.array(blocks, dtype=np.int64)
     order = _generator(seed, epoch, 0).permutation(len(sizes))
     ends = np.cumsum(sizes[order])

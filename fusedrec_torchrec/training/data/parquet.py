@@ -1,4 +1,4 @@
-"""Parquet files, whose errors name the file."""
+"""Reads and writes parquet files; errors name the file."""
 
 import os
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ def write_parquet(path: Path, table: pa.Table, group_rows: int) -> None:
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A file whose pages are compared with their checksums as they are read."""
+    """Opens a file whose pages are compared with their checksums as they are read."""
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """What goes wrong inside is an error that names the file, and what to do about it.
+    """Turns what goes wrong inside into an error that names the file, and what to do about it.
 
     Raises:
         DamagedDataError: the file cannot be opened or is damaged.

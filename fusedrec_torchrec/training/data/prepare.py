@@ -1,4 +1,4 @@
-"""From Criteo's text to parquet that trains at full speed: ``fusedrec prepare``.
+"""Prepares Criteo's text as parquet that trains at full speed: ``fusedrec prepare``.
 
 Three stages, each streaming: text to columns (dense values transformed), a vocabulary for each
 categorical column, values to table rows.  Every file appears under its name only when it is
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fusedrec_torchrec.core.files import locked, naming, write_json
+from fusedrec_torchrec.core.files import file_lock, naming, write_json
 from fusedrec_torchrec.core.json_file import parse_json
 from fusedrec_torchrec.training.data.criteo import (
     CATEGORIES,
@@ -49,7 +49,7 @@ REMOVED = "work.removed"
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """How text becomes parquet.
+    """What a user can choose about how text becomes parquet.
 
     Attributes:
         min_count: values seen less often in a column share row 1.
@@ -116,6 +116,8 @@ def prepare(
 
 
 class _Preparation:
+    """A preparation, which goes on where one that was stopped was."""
+
     def __init__(
         self,
         files: list[TextFile],
@@ -149,12 +151,13 @@ class _Preparation:
         }
 
     def run(self) -> PreparedData:
+        """Prepares the data, or waits for another process that does."""
         if self._output.exists() and not self._output.is_dir():
             raise ValueError(f"{self._output} is a file, must be a folder for the prepared data")
         self._output.mkdir(parents=True, exist_ok=True)
         if (self._output / MANIFEST).exists():
             return self._finished()
-        with locked(self._output / ".lock"):
+        with file_lock(self._output / ".lock"):
             if (self._output / MANIFEST).exists():
                 return self._finished()  # by another process, in the meantime
             self._start_work()
@@ -176,7 +179,7 @@ class _Preparation:
         return done
 
     def _refuse_bad_lines(self, examples: list[str]) -> None:
-        """Lines that were left out when they were allowed to be."""
+        """Refuses data whose malformed lines were left out, if that is not allowed now."""
         if examples and self._options.on_bad_line == "error":
             skip = self._spelling("on_bad_line", "skip")
             raise ValueError(
@@ -185,7 +188,7 @@ class _Preparation:
             )
 
     def _changes(self, then: dict[str, Any]) -> list[str]:
-        """What was different when somebody else prepared into this folder."""
+        """Returns what was different when this folder was prepared before."""
         options = then.get("options", {})
         changes = [
             f"{self._spelling(key, options.get(key))}, now {self._spelling(key, value)}"
@@ -214,10 +217,10 @@ class _Preparation:
                 file=sys.stderr,
             )
             self._clear()
-        strangers = [p.name for p in self._output.iterdir() if p.name not in (".lock", "work")]
-        if strangers:
+        unrelated = [p.name for p in self._output.iterdir() if p.name not in (".lock", "work")]
+        if unrelated:
             raise ValueError(
-                f"{self._output} is not empty (it holds {strangers[0]!r}); choose another folder"
+                f"{self._output} is not empty (it holds {unrelated[0]!r}); choose another folder"
             )
         self._work.mkdir(exist_ok=True)
         write_json(state, self._identity)
@@ -231,7 +234,7 @@ class _Preparation:
         shutil.rmtree(self._work.rename(self._output / REMOVED))
 
     def _state(self, path: Path) -> dict[str, Any]:
-        """What an unfinished preparation wrote down."""
+        """Reads what an unfinished preparation wrote down."""
         state = parse_json(path.read_bytes(), path)
         if not isinstance(state, dict):
             raise ValueError(f"{path} is damaged: remove {self._output} and begin anew")
@@ -313,12 +316,12 @@ class _Preparation:
         return integers.astype(np.float32)
 
     def _raw_files(self) -> list[Path]:
-        found = sorted(self._work.glob("raw-*.parquet"))
-        if not found:
+        files = sorted(self._work.glob("raw-*.parquet"))
+        if not files:
             raise ValueError(
                 f"no usable line in {', '.join(str(file.path) for file in self._files)}"
             )
-        return found
+        return files
 
     # -- stage 2: vocabularies -----------------------------------------------------------------
 
@@ -345,7 +348,7 @@ class _Preparation:
         return tables
 
     def _present(self, files: list[Path], name: str) -> Iterator[NDArray[np.uint32]]:
-        """The values of a column that are not missing."""
+        """Yields the values of a column that are not missing."""
         for path in files:
             with reading(path, self._remedy), open_parquet(path) as file:
                 for batch in file.iter_batches(1 << 17, columns=[name]):
@@ -354,6 +357,7 @@ class _Preparation:
     # -- stage 3: values to rows ---------------------------------------------------------------
 
     def _rows(self, tables: dict[str, int]) -> list[dict[str, Any]]:
+        """Writes part-N.parquet with rows in place of values; returns what they hold."""
         vocabularies = {
             name: read_vocabulary(self._output / "vocabulary" / f"{name}.npy") for name in tables
         }
@@ -410,7 +414,7 @@ def _prepared_before(paths: Sequence[str | Path], output: Path) -> PreparedData:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's beginning and end: enough to tell a file from another of the same size."""
+    """Returns a digest of a file's beginning and end, to tell files of the same size apart."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         digest.update(file.read(1 << 20))

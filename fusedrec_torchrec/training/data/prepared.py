@@ -1,4 +1,4 @@
-"""Data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
+"""Reads data that ``fusedrec prepare`` wrote: parquet files and a manifest."""
 
 from bisect import bisect_right
 from functools import cached_property, lru_cache
@@ -28,7 +28,7 @@ CACHED_GROUPS = 16
 
 
 class PreparedData:
-    """Samples in the order of the text they come from.  A ``Source``."""
+    """A ``Source`` of prepared samples, in the order of the text they come from."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -51,15 +51,17 @@ class PreparedData:
 
     @property
     def identity(self) -> dict[str, Any]:
+        """What tells this data from other data."""
         return {**self.manifest["identity"], "clicks": self.manifest["clicks"]}
 
     @property
     def samples(self) -> int:
+        """Number of samples."""
         return int(self.manifest["samples"])
 
     @property
     def hot_samples(self) -> tuple[int, float] | None:
-        """Hot samples at the beginning, and the share held out at the end; None if not sorted."""
+        """Hot samples at the beginning, and share held out at the end; None if it is not sorted."""
         identity = self.manifest["identity"]
         if "hot_samples" not in identity:
             return None
@@ -67,6 +69,7 @@ class PreparedData:
 
     @property
     def left_out(self) -> list[str]:
+        """Lines of a message about malformed lines that were left out; empty if there were none."""
         bad = self.manifest["bad_lines"]
         if not bad["counts"]:
             return []
@@ -76,17 +79,21 @@ class PreparedData:
 
     @property
     def dense_features(self) -> int:
+        """Number of dense features."""
         return len(self.manifest["dense"])
 
     @property
     def table_rows(self) -> dict[str, int]:
+        """Number of rows of each table."""
         return dict(self.manifest["tables"])
 
     @property
     def blocks(self) -> NDArray[np.int64]:
+        """Sizes of the blocks that are best read at once."""
         return np.diff(self._starts)
 
     def read(self, start: int, stop: int) -> Samples:
+        """Returns samples ``start`` to ``stop``."""
         assert 0 <= start < stop <= self.samples, (start, stop)
         first = bisect_right(self._starts, start) - 1
         last = bisect_right(self._starts, stop - 1) - 1
@@ -126,7 +133,7 @@ class PreparedData:
         return Samples(dense.astype(np.float32, copy=False), labels, ids.astype(np.int64).ravel())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Reader processes open their own files."""
+        """Leaves out open files: reader processes open their own."""
         return {"folder": self.folder, "manifest": self.manifest}
 
 

@@ -1,4 +1,4 @@
-"""The files of prepared data: a manifest, and parquet files that must be what it says.
+"""Checks the files of prepared data: a manifest, and parquet files that must be what it says.
 
 Everything here looks at the manifest and at the ends of parquet files, which hold the names and
 types of columns and the numbers of rows; samples are not read.
@@ -34,7 +34,7 @@ VERSION = 1
 
 
 @section
-class _Part:
+class _PartFile:
     file: str
     """Name of a file in the folder."""
     samples: int = Field(ge=1)
@@ -57,7 +57,7 @@ class _Manifest:
     """Columns of dense features."""
     tables: dict[str, int] = Field(min_length=1)
     """Rows of each table, by its column."""
-    parts: list[_Part] = Field(min_length=1)
+    parts: list[_PartFile] = Field(min_length=1)
     """The files, in order."""
     samples: int = Field(ge=1)
     """Rows of all files."""
@@ -75,7 +75,7 @@ class _Manifest:
 
 
 class RowGroup(NamedTuple):
-    """A part of a file that is read at once.
+    """A row group of a parquet file, which is read at once.
 
     Attributes:
         path: of the file.
@@ -89,12 +89,12 @@ class RowGroup(NamedTuple):
 
 
 def remedy(folder: Path) -> str:
-    """What to do about prepared data that is damaged."""
+    """Returns what to do about prepared data that is damaged."""
     return f"remove {folder} and prepare the data anew"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder of prepared data.
+    """Reads the manifest of a folder of prepared data.
 
     Raises:
         ValueError: there is none, or it is damaged or of another version.
@@ -127,12 +127,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def columns_of(manifest: dict[str, Any]) -> list[str]:
-    """The columns that every file must have."""
+    """Returns the columns that every file must have."""
     return [LABEL, *manifest["dense"], *manifest["tables"]]
 
 
 def row_groups(folder: Path, manifest: dict[str, Any]) -> list[RowGroup]:
-    """The row groups of all files, in order.
+    """Returns the row groups of all files, in order.
 
     Raises:
         DamagedDataError: a file is missing or damaged, or is not what the manifest says.

@@ -1,4 +1,4 @@
-"""Prepared data with its hot samples first: FAE's preprocessing.
+"""Writes prepared data anew with its hot samples first: FAE's preprocessing.
 
 FAE (VLDB 2022) sorts the inputs once, before training, into those that need hot rows only and the
 others.  The samples that are held out for evaluation stay where they are, at the end.
@@ -34,7 +34,7 @@ READ = 1 << 16
 def separate(
     data: PreparedData, hot_set: HotSet, output: Path, held_out: float, progress: bool = True
 ) -> PreparedData:
-    """Writes the data anew, hot samples of the training part first.
+    """Writes the data anew, with the hot samples to train on first.
 
     Args:
         data: what to write anew.
@@ -102,7 +102,7 @@ def _blocks(
 
 
 class _Writer:
-    """Samples to parquet files of a million each."""
+    """Writes samples to parquet files of a million each."""
 
     def __init__(self, data: PreparedData, output: Path) -> None:
         self._dense: list[str] = data.manifest["dense"]

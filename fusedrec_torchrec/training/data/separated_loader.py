@@ -1,4 +1,4 @@
-"""Hot and cold batches of data whose hot samples stand first."""
+"""Reads hot and cold batches of data whose hot samples stand first."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ __all__ = ["SeparatedLoader"]
 
 
 class SeparatedLoader:
-    """Hot and cold batches of data that was sorted before (``separate``).
+    """Reads hot and cold batches in turn, of data that was sorted before (``separate``).
 
     Args:
         hot: batches of the hot samples.
@@ -25,15 +25,16 @@ class SeparatedLoader:
 
     @property
     def batches(self) -> int:
-        """In an epoch."""
+        """Number of batches in an epoch."""
         return self._hot.batches + self._cold.batches
 
     @property
     def waited(self) -> float:
+        """Seconds that callers have waited for batches."""
         return self._hot.waited + self._cold.waited
 
     def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
-        """As ``Loader.read``."""
+        """Yields batches from number ``start`` up to ``stop``, as ``Loader.read`` does."""
         epoch, skip = divmod(start, self.batches)
         streams: dict[bool, Iterator[Batch]] = {}
         number = start

@@ -1,4 +1,4 @@
-"""Which values of a categorical column get a row of their own, and which row that is.
+"""Decides which values of a categorical column get a row of their own, and which row.
 
 Row 0 stands for a missing value, row 1 for a value that is too rare or was never seen; the kept
 values follow in ascending order.  Criteo's values are hashes, so neighbouring rows have nothing
@@ -27,7 +27,7 @@ Column = Callable[[], Iterable[NDArray[np.uint32]]]
 
 
 class _TooManyValuesError(Exception):
-    pass
+    """A range has more distinct values than fit into memory."""
 
 
 def rows_of(
@@ -35,14 +35,14 @@ def rows_of(
     missing: NDArray[np.bool_],
     vocabulary: NDArray[np.uint32],
 ) -> NDArray[np.int32]:
-    """The table row of each value."""
+    """Returns the table row of each value."""
     if len(vocabulary) == 0:
         rows = np.full(len(values), RARE, dtype=np.int32)
     else:
         place = np.searchsorted(vocabulary, values)
         place[place == len(vocabulary)] = 0
-        known = vocabulary[place] == values
-        rows = np.where(known, place + RESERVED, RARE).astype(np.int32)
+        kept = vocabulary[place] == values
+        rows = np.where(kept, place + RESERVED, RARE).astype(np.int32)
     rows[missing] = MISSING
     return rows
 
@@ -107,7 +107,7 @@ def build_vocabulary(
 def _counted(
     column: Column, low: int, high: int, budget: int
 ) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
-    """Distinct values in [low, high) and their counts, ascending, in one or more pieces."""
+    """Yields distinct values in [low, high) and their counts, ascending, in one or more pieces."""
     try:
         yield _count_range(column, low, high, budget)
     except _TooManyValuesError:
@@ -146,7 +146,7 @@ def _merge(
 
 
 def _cut(spool: Path, total: int, max_rows: int | None) -> tuple[int, int]:
-    """The count above which all values are kept, and how many with just that count."""
+    """Returns the count above which all values are kept, and how many with just that count."""
     room = total if max_rows is None else max_rows - RESERVED
     if total <= room:
         return 0, 0

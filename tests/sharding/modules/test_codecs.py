@@ -15,7 +15,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.codecs.largest import LargestEntries
+from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from tests.case import Case, Table, batch, initial_weight, prefix, sharded, unsharded
 from tests.cluster import Cluster
@@ -208,7 +208,7 @@ def only_the_largest(case: Case, density: float, values: Any) -> None:
     fused = model.module.sparse.fused
     table, weight = case.tables[0], initial_weight(case, 0)
     codec = fused.wires[0].codecs[0]
-    assert isinstance(codec, LargestEntries)
+    assert isinstance(codec, DctCodec)
     own = codec.threshold.state()[:1].float()
     taus = [torch.empty(1) for _ in range(world)]
     dist.all_gather(taus, own)

@@ -1,4 +1,4 @@
-"""Pieces of a flat buffer in another order.
+"""Brings the pieces of a flat buffer from rank order into bucket order, and back.
 
 Rows of several buckets travel in one buffer, owner (or requester) after owner, but are looked up
 and pooled bucket after bucket.  The two orders hold the same pieces, one per (rank, bucket).

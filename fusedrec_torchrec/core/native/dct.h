@@ -1,4 +1,4 @@
-// The largest entries of rows, and where they are; see exchange/codecs/largest.py.
+// The entries of rows that reach a threshold, and their positions as bits; see codecs/dct.py.
 #pragma once
 
 #include "checks.h"
@@ -13,15 +13,15 @@
 
 namespace {
 
-// Positions of the numbers whose magnitude is at least `least`, in the room of their rank each, and
+// Positions of the numbers whose magnitude is at least `threshold`, each in the room of its rank, and
 // how many are in each row.  NaN counts as large.  False if some rank has not enough room.
-std::tuple<Tensor, Tensor, bool> largest(const Tensor& numbers, const Tensor& least,
-                                         at::IntArrayRef counts, at::IntArrayRef rooms) {
-  const Checks check("largest");
+std::tuple<Tensor, Tensor, bool> select_entries(const Tensor& numbers, const Tensor& threshold,
+                                                at::IntArrayRef counts, at::IntArrayRef rooms) {
+  const Checks check("select_entries");
   check.typed("numbers", numbers, {at::kFloat});
   check.is_matrix("numbers", numbers);
-  check.dense("least", least, {at::kFloat});
-  check.length("least", least.numel(), 1);
+  check.dense("threshold", threshold, {at::kFloat});
+  check.length("threshold", threshold.numel(), 1);
   check.length("rooms", rooms.size(), counts.size());
   const Tensor dense = numbers.contiguous();
   const int64_t rows = dense.size(0), dim = dense.size(1);
@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor, bool> largest(const Tensor& numbers, const Tensor& le
   Tensor at = at::full({total}, rows * dim, dense.options().dtype(at::kLong));
   Tensor in_row = at::empty({rows}, dense.options().dtype(at::kLong));
   const float* value = dense.const_data_ptr<float>();
-  const float limit = *least.const_data_ptr<float>();
+  const float limit = *threshold.const_data_ptr<float>();
   int64_t* place = at.mutable_data_ptr<int64_t>();
   int64_t* found = in_row.mutable_data_ptr<int64_t>();
   int64_t row = 0;

@@ -1,4 +1,4 @@
-"""What a rank holds of a tensor: parts of a whole, whatever class says so."""
+"""The shards of a tensor that a rank holds, whatever class it has."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["local_parts"]
+__all__ = ["local_shards"]
 
-Part = tuple[tuple[int, ...], torch.Tensor]
+LocalShard = tuple[tuple[int, ...], torch.Tensor]
 
 
-def local_parts(value: torch.Tensor) -> list[Part]:
-    """(offsets in the whole, tensor) of each part on this rank."""
+def local_shards(value: torch.Tensor) -> list[LocalShard]:
+    """Returns the offsets in the whole, and the tensor, of each shard on this rank."""
     if isinstance(value, ShardedTensor):
         return [
             (tuple(shard.metadata.shard_offsets), shard.tensor) for shard in value.local_shards()
@@ -26,5 +26,5 @@ def local_parts(value: torch.Tensor) -> list[Part]:
         # Without shards there is still one offset.
         offsets = local.local_offsets()
         shards = local.local_shards()
-        return [(tuple(at), part) for at, part in zip(offsets, shards, strict=False)]
+        return [(tuple(at), shard) for at, shard in zip(offsets, shards, strict=False)]
     return [((0,) * value.dim(), value)]

@@ -1,4 +1,4 @@
-"""TorchRec's settings for quantized communication, for fused tables.
+"""Codecs of TorchRec's registry for quantized communication, applied to fused tables.
 
 A ``qcomm_codecs_registry`` has codecs for each of TorchRec's collectives.  The rows of fused tables
 travel in an all-to-all, so those of the all-to-all count: of pooled embeddings for an
@@ -18,7 +18,7 @@ from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, Quantized
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
 from fusedrec_torchrec.codecs.options import CodecOptions
 
-__all__ = ["ForeignCodec", "ForeignCodecs", "codecs_of_registry"]
+__all__ = ["RegistryCodec", "RegistryCodecs", "codecs_of_registry"]
 
 POOLED = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
 SEQUENCES = (CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL,)
@@ -26,8 +26,8 @@ OURS = ("fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)
-class ForeignCodecs:
-    """As ``Codecs``, where at least one is TorchRec's."""
+class RegistryCodecs:
+    """The codecs that a registry has for fused tables: our ``CodecOptions`` or its own."""
 
     forward: Any
     backward: Any
@@ -35,17 +35,17 @@ class ForeignCodecs:
 
 def codecs_of_registry(
     registry: Mapping[str, QuantizedCommCodecs] | None, pooled: bool
-) -> ForeignCodecs | None:
-    """What a registry says about the rows of fused tables; None if nothing."""
+) -> RegistryCodecs | None:
+    """Returns the codecs that a registry has for the rows of fused tables; None if it has none."""
     for op in POOLED if pooled else SEQUENCES:
-        found = (registry or {}).get(op.name)
-        if found is not None:
-            return ForeignCodecs(_options(found.forward), _options(found.backward))
+        codecs = (registry or {}).get(op.name)
+        if codecs is not None:
+            return RegistryCodecs(_options(codecs.forward), _options(codecs.backward))
     return None
 
 
 def _options(codec: Any) -> Any:
-    """Our own name of a codec, or else the codec."""
+    """Returns our own options for a codec that we have, or else the codec itself."""
     if isinstance(codec, NoOpQuantizedCommCodec):
         return CodecOptions()
     if type(codec) is FbgemmCodec and str(codec._comm_precision.value) in OURS:
@@ -54,8 +54,8 @@ def _options(codec: Any) -> Any:
     return codec
 
 
-class ForeignCodec(Codec):
-    """Any ``QuantizedCommCodec`` of TorchRec's, applied to the rows of each rank.
+class RegistryCodec(Codec):
+    """Applies any ``QuantizedCommCodec`` of TorchRec's to the rows of each rank.
 
     Args:
         codec: the user's.
@@ -74,14 +74,14 @@ class ForeignCodec(Codec):
             counts = [1, 0, 1]
             streams, _ = self.encode(ones, counts, False)
             self.decode(streams, counts, torch.empty_like(ones))
-            right = [each.numel() for each in streams] == [sum(each) for each in self.sizes(counts)]
+            sizes_match = [s.numel() for s in streams] == [sum(s) for s in self.sizes(counts)]
         except Exception as error:
             raise ValueError(
                 f"qcomm_codecs_registry has a codec ({self._name}) that fails on {device.type} for "
                 f"rows of {dim} columns: {error}; must be one of {', '.join(OURS)}, or one that "
                 "encodes single rows there"
             ) from error
-        if not right:
+        if not sizes_match:
             raise ValueError(
                 f"qcomm_codecs_registry has a codec ({self._name}) whose calc_quantized_size is "
                 "not the size of what it encodes"
@@ -125,8 +125,8 @@ class ForeignCodec(Codec):
         context = self._codec.create_context()
         self._codec.encode(torch.ones(self._dim, device=out_RD.device), context)
         sizes = self.sizes(counts)[0]
-        for part, rows in zip(streams[0].split(sizes), out_RD.split(list(counts)), strict=True):
+        for segment, rows in zip(streams[0].split(sizes), out_RD.split(list(counts)), strict=True):
             if rows.numel():
-                encoded = as_numbers(part, self._codec.quantized_dtype)
+                encoded = as_numbers(segment, self._codec.quantized_dtype)
                 rows.copy_(self._codec.decode(encoded, context).view_as(rows))
         return None
