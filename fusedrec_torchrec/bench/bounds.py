@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
+from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.lookup import FusedLookup
 
 __all__ = ["Bounds"]
 
@@ -48,7 +50,9 @@ class Bounds:
 
     def __init__(self, fused: System, workload: Workload) -> None:
         module = fused.model.module.embeddings
-        self._kernels = list(module._lookups[0]._emb_modules)
+        lookup = lookups_of(module)[0]
+        assert isinstance(lookup, FusedLookup)
+        self._kernels = lookup.kernels
         self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -43,6 +42,7 @@ from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
 from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
+from fusedrec_torchrec.compat.distributed_checkpoint import StoragePrefix
 from fusedrec_torchrec.core.folder_files import open_in_folder
 from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.planner.cost.table_load import even_ranges
@@ -423,7 +423,7 @@ def _write(
     ]
     items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in objects]
     planner = _Pieces(pieces, objects)
-    plan = SavePlan(items, storage_data=_StoragePrefix(prefix))
+    plan = SavePlan(items, storage_data=StoragePrefix(prefix))
     return writer.write_data(plan, planner).value()
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._traverse import OBJ_PATH, set_element
 from torchrec.optim.keyed import KeyedOptimizer
 
 from fusedrec_torchrec.checkpoint.codec_state import has_codec_state, load_codec_state
@@ -32,6 +30,11 @@ from fusedrec_torchrec.checkpoint.table_state import (
     parse_state,
 )
 from fusedrec_torchrec.checkpoint.verify import verify_on_all_ranks
+from fusedrec_torchrec.compat.distributed_checkpoint import (
+    OBJ_PATH,
+    flatten_state_dict,
+    set_element,
+)
 from fusedrec_torchrec.core.all_ranks import raise_on_all_ranks
 
 __all__ = ["CODEC_STATE", "OPTIMIZER", "WEIGHTS", "LoadReport", "load_checkpoint"]

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from torchrec.distributed.types import ShardedTensor
 
 __all__ = ["local_shards"]
 

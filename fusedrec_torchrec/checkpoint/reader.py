@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,6 +27,7 @@ from fusedrec_torchrec.checkpoint.inert_pickle import read_pickle
 from fusedrec_torchrec.checkpoint.plain_objects import read_object
 from fusedrec_torchrec.checkpoint.safe_metadata import read_metadata
 from fusedrec_torchrec.checkpoint.torch_file import TENSOR_NAMES, TorchFile, tensor_in_file
+from fusedrec_torchrec.compat.distributed_checkpoint import StorageInfo
 from fusedrec_torchrec.core.folder_files import open_in_folder, shown
 
 __all__ = ["CheckpointReader"]
@@ -117,7 +117,7 @@ class CheckpointReader:
         Raises:
             ValueError: a file is missing, or is shorter than the metadata says.
         """
-        ends: dict[str, _StorageInfo] = {}
+        ends: dict[str, StorageInfo] = {}
         for info in self.metadata.storage_data.values():
             last = ends.setdefault(info.relative_path, info)
             if info.offset > last.offset:
@@ -147,7 +147,7 @@ class CheckpointReader:
             f"{self.path}: {stored} of {wanted} elements of {name} are in the checkpoint"
         )
 
-    def _info(self, index: MetadataIndex) -> _StorageInfo:
+    def _info(self, index: MetadataIndex) -> StorageInfo:
         try:
             return self.metadata.storage_data[index]
         except KeyError:
@@ -184,7 +184,7 @@ class CheckpointReader:
             self._mapped.popitem(last=False)
         return mapped
 
-    def _open(self, info: _StorageInfo) -> io.BufferedReader:
+    def _open(self, info: StorageInfo) -> io.BufferedReader:
         """Opens a file of the checkpoint, and of nothing else."""
         try:
             return open_in_folder(self.path, info.relative_path)
@@ -204,7 +204,7 @@ class _MappedChunk:
     def __init__(
         self,
         file: io.BufferedReader,
-        info: _StorageInfo,
+        info: StorageInfo,
         chunk: ChunkStorageMetadata,
         dtype: torch.dtype,
     ) -> None:

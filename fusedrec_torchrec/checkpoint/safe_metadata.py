@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -27,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from fusedrec_torchrec.checkpoint.boxes import overlapping
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES
 from fusedrec_torchrec.checkpoint.inert_pickle import Call, Name, Pairs, read_pickle
+from fusedrec_torchrec.compat.distributed_checkpoint import MEM_FORMAT_ENCODING, StorageInfo
 from fusedrec_torchrec.core.folder_files import check_file_name, read_in_folder, shown
 
 __all__ = ["METADATA_FILE", "read_metadata"]
@@ -40,9 +39,9 @@ MODULE = "torch.distributed.checkpoint.metadata"
 STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 MEMORY_FORMAT = f"{MODULE}._MEM_FORMAT_ENCODING"
 MEMORY_FORMATS = {
-    _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT: torch.contiguous_format,
-    _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST: torch.channels_last,
-    _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT: torch.preserve_format,
+    MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT: torch.contiguous_format,
+    MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST: torch.channels_last,
+    MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT: torch.preserve_format,
 }
 ALLOWED = frozenset(
     {
@@ -169,7 +168,7 @@ def _properties(described: Any) -> TensorProperties:
     )
 
 
-def _memory_format(described: Any) -> _MEM_FORMAT_ENCODING:
+def _memory_format(described: Any) -> MEM_FORMAT_ENCODING:
     """Returns a memory format, which some releases of Python 3.11 write as an attribute."""
     attribute = _call(described, "builtins.getattr")
     if attribute is not None:
@@ -177,13 +176,13 @@ def _memory_format(described: Any) -> _MEM_FORMAT_ENCODING:
         if (
             kind != Name(MEMORY_FORMAT)
             or type(name) is not str
-            or name not in _MEM_FORMAT_ENCODING.__members__
+            or name not in MEM_FORMAT_ENCODING.__members__
         ):
             of = kind.full if type(kind) is Name else "something"
             raise ValueError(f"it wants {shown(name)} of {of}, which no checkpoint needs")
-        return _MEM_FORMAT_ENCODING[name]
+        return MEM_FORMAT_ENCODING[name]
     value = _call(described, MEMORY_FORMAT)
-    members = {(member.value,): member for member in _MEM_FORMAT_ENCODING}
+    members = {(member.value,): member for member in MEM_FORMAT_ENCODING}
     if value is None or len(value) != 1 or type(value[0]) is not int or value not in members:
         raise ValueError("the memory format of a tensor is none of torch's")
     return members[value]
@@ -192,8 +191,8 @@ def _memory_format(described: Any) -> _MEM_FORMAT_ENCODING:
 # ---------------------------------------------------------------- where they are
 
 
-def _storage_data(described: Any) -> dict[MetadataIndex, _StorageInfo]:
-    storage: dict[MetadataIndex, _StorageInfo] = {}
+def _storage_data(described: Any) -> dict[MetadataIndex, StorageInfo]:
+    storage: dict[MetadataIndex, StorageInfo] = {}
     for index, info in _pairs(described, "storage_data"):
         fields = _fields(index, f"{MODULE}.MetadataIndex", ("fqn", "offset", "index"))
         name, offset = _text(fields.get("fqn"), "a name"), fields.get("offset")
@@ -204,7 +203,7 @@ def _storage_data(described: Any) -> dict[MetadataIndex, _StorageInfo]:
     return storage
 
 
-def _info(described: Any) -> _StorageInfo:
+def _info(described: Any) -> StorageInfo:
     allowed = ("relative_path", "offset", "length", "transform_descriptors")
     fields = _fields(described, STORAGE_INFO, allowed)
     transforms = fields.get("transform_descriptors")
@@ -212,7 +211,7 @@ def _info(described: Any) -> _StorageInfo:
         if type(transforms) not in (list, tuple):
             raise ValueError("transform_descriptors is no list")
         transforms = [_text(transform, "a transform") for transform in transforms]
-    return _StorageInfo(
+    return StorageInfo(
         relative_path=check_file_name(fields.get("relative_path"), "the metadata"),
         offset=_count(fields.get("offset")),
         length=_count(fields.get("length")),
@@ -220,7 +219,7 @@ def _info(described: Any) -> _StorageInfo:
     )
 
 
-def _check_places(infos: Iterable[_StorageInfo]) -> None:
+def _check_places(infos: Iterable[StorageInfo]) -> None:
     """Checks that nothing shares a place in a file, so that all is no larger than the files."""
     ends: dict[str, int] = {}
     for info in sorted(infos, key=lambda info: (info.relative_path, info.offset)):
@@ -231,7 +230,7 @@ def _check_places(infos: Iterable[_StorageInfo]) -> None:
 
 def _check_lengths(
     stored: dict[str, TensorStorageMetadata | BytesStorageMetadata],
-    storage: dict[MetadataIndex, _StorageInfo],
+    storage: dict[MetadataIndex, StorageInfo],
 ) -> None:
     """Checks that no tensor is larger than what is stored of it."""
     for name, about in stored.items():

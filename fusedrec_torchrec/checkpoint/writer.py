@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -17,13 +17,14 @@ from torch.futures import Future
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
 from fusedrec_torchrec.checkpoint.verify import checksum
+from fusedrec_torchrec.compat.distributed_checkpoint import StorageInfo
 from fusedrec_torchrec.core.files import sync_file
 
 __all__ = ["CheckedWriter", "sync_folder"]
 
 
 @dataclass
-class _CheckedStorageInfo(_StorageInfo):
+class _CheckedStorageInfo(StorageInfo):
     """Where a result is stored, and the checksum of that file."""
 
     checksum: dict[str, Any] | None = None
@@ -71,7 +72,7 @@ class CheckedWriter(FileSystemWriter):
             for result in rank_results:
                 info = vars(result.storage_data).copy()
                 files[info["relative_path"]] = info.pop("checksum")
-                plain.append(WriteResult(result.index, result.size_in_bytes, _StorageInfo(**info)))
+                plain.append(WriteResult(result.index, result.size_in_bytes, StorageInfo(**info)))
         super().finish(metadata, [plain])
         folder = Path(self.path)
         for path in sorted(folder.iterdir()):

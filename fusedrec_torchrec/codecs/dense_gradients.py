@@ -30,6 +30,7 @@ from fusedrec_torchrec.codecs.numbers import NumberCodec
 from fusedrec_torchrec.codecs.threshold import Threshold
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
 from fusedrec_torchrec.codecs.traffic import Traffic
+from fusedrec_torchrec.compat.model_parallel import wrapped_module
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 
 __all__ = ["GradientThresholds", "ThresholdedDataParallel", "thresholds_of"]
@@ -74,9 +75,9 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
         """Wraps the dense part; ranks must have been given the same options."""
         facts = facts_of("options", self._options)
         check_same_on_all_ranks("ThresholdOptions", facts, env.process_group, device)
-        was_wrapped = isinstance(dmp._dmp_wrapped_module, DistributedDataParallel)
+        was_wrapped = isinstance(wrapped_module(dmp), DistributedDataParallel)
         super().wrap(dmp, env, device)
-        ddp: Any = dmp._dmp_wrapped_module
+        ddp = wrapped_module(dmp)
         if isinstance(ddp, DistributedDataParallel) and not was_wrapped:
             GradientThresholds(self._options).register(ddp)
 

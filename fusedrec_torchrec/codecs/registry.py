@@ -17,6 +17,7 @@ from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, Quantized
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.compat.quantized_communication import loss_scale_of, precision_of
 
 __all__ = ["RegistryCodec", "RegistryCodecs", "codecs_of_registry"]
 
@@ -48,9 +49,9 @@ def _options(codec: Any) -> Any:
     """Returns our own options for a codec that we have, or else the codec itself."""
     if isinstance(codec, NoOpQuantizedCommCodec):
         return CodecOptions()
-    if type(codec) is FbgemmCodec and str(codec._comm_precision.value) in OURS:
-        kind: Any = str(codec._comm_precision.value)
-        return CodecOptions(type=kind, loss_scale=codec._loss_scale)
+    if type(codec) is FbgemmCodec and str(precision_of(codec).value) in OURS:
+        kind: Any = str(precision_of(codec).value)
+        return CodecOptions(type=kind, loss_scale=loss_scale_of(codec))
     return codec
 
 
@@ -89,7 +90,7 @@ class RegistryCodec(Codec):
 
     @property
     def _name(self) -> str:
-        precision = getattr(self._codec, "_comm_precision", None)
+        precision = precision_of(self._codec)
         return f"{type(self._codec).__name__}" + (f" {precision}" if precision else "")
 
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:

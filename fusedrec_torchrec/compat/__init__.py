@@ -7,14 +7,22 @@
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules
+``stores``              where ranks meet
+``process_groups``      timeout and store of a process group; another one of the same ranks
 ``id_group``            the process group in which ids travel on CPU
 ``awaitables``          parts of TorchRec's awaitables; splits of a pipeline
 ``jagged_tensor``       what KeyedJaggedTensor does not let others set
 ``feature_processors``  the processors of a feature-processed module
+``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
+``planner_stats``       abbreviations in TorchRec's planner statistics
 ``stock_planner``       whether TorchRec's own planner asks
 ``inference_mode``      leaves it where FBGEMM has no kernels for it
 ``tensor_version``      how often a tensor was written to
+``dispatch``            torch's dispatcher and the names of its operators
+``profiler``            whether torch's profiler is on
+``quantized_communication``  what FBGEMM's codecs of qcomm registries are set to
+``distributed_checkpoint``   torch's checkpoint files and how it flattens state dicts
 ======================  =========================================================
 
 A new version of TorchRec fails first in the test of ``private_names``, which says what to look at.

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-__all__ = ["position_limits"]
+__all__ = ["embedding_bags_of", "position_limits"]
 
 
 def position_limits(module: FeatureProcessedEmbeddingBagCollection) -> dict[str, int]:
@@ -19,3 +20,8 @@ def position_limits(module: FeatureProcessedEmbeddingBagCollection) -> dict[str,
         for feature, processor in processors.items()
         if hasattr(processor, "position_weight")
     }
+
+
+def embedding_bags_of(module: FeatureProcessedEmbeddingBagCollection) -> EmbeddingBagCollection:
+    """Returns the collection of tables inside of a feature-processed one."""
+    return module._embedding_bag_collection

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+
+from fusedrec_torchrec.compat.process_groups import another_group
 
 __all__ = ["id_group", "ids_apart"]
 
@@ -35,32 +36,8 @@ def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     if device.type != "cpu" or pg.size() == 1:
         return pg
     if pg not in _GROUPS:
-        _GROUPS[pg] = _another_group(pg, device)
+        _GROUPS[pg] = another_group(pg, device, "fused_ids")
     return _GROUPS[pg]
-
-
-def _another_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Makes another group of the same ranks; only they need to call this.
-
-    HACK: ``new_group`` has ``use_local_synchronization`` for that, but then it names the group by
-    the number of groups that a rank has, and waits in vain for ranks that have more or fewer.
-    """
-    backend: Any = pg._get_backend(device)
-    ranks = dist.get_process_group_ranks(pg)
-    store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
-    made, _ = distributed_c10d._new_process_group_helper(
-        len(ranks),
-        pg.rank(),
-        ranks,
-        dist.Backend(backend.name()),
-        store,
-        group_name=dist.GroupName(f"{pg.group_name}.fused_ids"),
-        timeout=backend.options._timeout,
-        group_desc="fused ids",
-    )
-    places = {global_rank: rank for rank, global_rank in enumerate(ranks)}
-    distributed_c10d._world.pg_group_ranks[made] = places
-    return made
 
 
 @contextmanager

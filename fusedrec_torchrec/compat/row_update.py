@@ -12,6 +12,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.dispatch import argument_names
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS
 
 __all__ = ["Update", "update_of"]
@@ -45,7 +46,7 @@ def _direct(table: BucketTable) -> Update | None:
     if table.optimizer_args.gradient_clipping:
         return None
     operator = overloads.default
-    wanted = [argument.name for argument in operator._schema.arguments]
+    wanted = argument_names(operator)
     settings = table.optimizer_args
     values = {
         "host_weights": table.weights_host.detach(),

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedrec_torchrec.compat.dispatch import TorchDispatchMode, operator_name
 
 __all__ = ["Collective", "CollectiveCounter"]
 
@@ -67,7 +68,7 @@ class CollectiveCounter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func.namespace == "c10d":
-            name = func._schema.name.partition("::")[2]
+            name = operator_name(func)
             if name != RECEIVE:
                 self.collectives.append(_record(name, args))
         return func(*args, **(kwargs or {}))

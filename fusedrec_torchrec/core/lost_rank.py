@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fusedrec_torchrec.compat.process_groups import default_store, timeout_of
 from fusedrec_torchrec.core.all_ranks import listed_ranks
 
 __all__ = ["LostRankError", "explained", "first_line", "wait", "waiting"]
@@ -98,8 +99,7 @@ def explained(
 def _grace(pg: dist.ProcessGroup | None) -> float:
     """Returns the seconds to wait for other ranks, which began to wait at different times."""
     try:
-        group: Any = pg or dist.group.WORLD
-        timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        timeout = timeout_of(pg, torch.device("cpu")).total_seconds()
     except (AttributeError, RuntimeError):  # another backend
         return MOST_GRACE_SECONDS
     return min(MOST_GRACE_SECONDS, max(timeout / 2, 1.0))
@@ -126,7 +126,7 @@ class _Incident:
     def __init__(self, ranks: list[int], stage: str, error: RuntimeError, grace: float) -> None:
         self._ranks, self._stage, self._error, self._grace = ranks, stage, error, grace
         self._rank = dist.get_rank()
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._store: Any = default_store()
         # Ranks that are started again may meet the statements of the round before in the store.
         self._key = f"fusedrec/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 

@@ -8,8 +8,9 @@ import time
 from types import TracebackType
 from typing import Final
 
-import torch
 from torch.profiler import record_function
+
+from fusedrec_torchrec.compat.profiler import profiler_is_on
 
 __all__ = ["STAGES", "StageTimer", "stage"]
 
@@ -65,9 +66,7 @@ class stage:  # noqa: N801 - reads as a statement
         assert name in STAGES, name
         self._name = name
         # Marks cost more than a small stage itself: only when somebody looks.
-        self._record = (
-            record_function(f"fusedrec::{name}") if torch._C._autograd._profiler_enabled() else None
-        )
+        self._record = record_function(f"fusedrec::{name}") if profiler_is_on() else None
 
     def __enter__(self) -> None:
         if self._record is not None:

@@ -205,14 +205,14 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         self._pg = pg
         self.wires = wires
         self._dims = [bucket.dim for bucket in layout.buckets]
-        self._buffers = Buffers()
+        self._row_buffers = Buffers()
 
     def forward(
         self, local_embs: torch.Tensor, sharding_ctx: FusedShardingContext | None = None
     ) -> Awaitable[torch.Tensor]:
         assert sharding_ctx is not None
         return PooledRowsAwaitable(
-            self._pg, self._dims, self._buffers, local_embs.view(-1), sharding_ctx, self.wires
+            self._pg, self._dims, self._row_buffers, local_embs.view(-1), sharding_ctx, self.wires
         )
 
 

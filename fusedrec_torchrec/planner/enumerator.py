@@ -13,6 +13,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from fusedrec_torchrec.compat.feature_processors import embedding_bags_of
 from fusedrec_torchrec.compat.optimizers import optimizer_of, optimizers_of
 from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.planner.workload import TableWorkload
@@ -61,7 +62,7 @@ def unfit_tables(
 def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
     """Of the tables of a module; none if it has none that we know."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        module = module._embedding_bag_collection
+        module = embedding_bags_of(module)
     if isinstance(module, EmbeddingBagCollection):
         return module.embedding_bag_configs()
     return module.embedding_configs() if isinstance(module, EmbeddingCollection) else []

@@ -14,7 +14,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from fusedrec_torchrec.compat.stores import FileStore, PrefixStore, Store, TCPStore
 
 __all__ = ["FreshProcesses"]
 
