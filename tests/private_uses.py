@@ -106,8 +106,7 @@ def _reached(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
         yield from (part for part in (node.module or "").split(".") if is_private(part))
         yield from (alias.name for alias in node.names if is_private(alias.name))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("getattr", "hasattr", "setattr") and len(node.args) > 1:
-            name = node.args[1]
-            if isinstance(name, ast.Constant) and is_private(str(name.value)):
-                yield str(name.value)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        name = node.args[1]
+        if isinstance(name, ast.Constant) and is_private(str(name.value)):
+            yield str(name.value)

@@ -9,6 +9,7 @@ On CUDA ids stay in the group that TorchRec was given: another NCCL communicator
 the GPU, and kernels of two communicators may wait for each other.
 """
 
+import secrets
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.compat.process_groups import another_group
+from fusedrec_torchrec.compat.process_groups import another_group, end_group
 
 __all__ = ["id_group", "ids_apart"]
 
@@ -36,7 +37,12 @@ def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     if device.type != "cpu" or pg.size() == 1:
         return pg
     if pg not in _GROUPS:
-        _GROUPS[pg] = another_group(pg, device, "fused_ids")
+        # A name of its own: a store may still have the addresses of an earlier group of the name.
+        number = torch.tensor([secrets.randbits(62)])
+        dist.broadcast(number, dist.get_global_rank(pg, 0), group=pg)
+        made = another_group(pg, device, f"fused_ids_{int(number)}")
+        weakref.finalize(pg, end_group, made).atexit = False
+        _GROUPS[pg] = made
     return _GROUPS[pg]
 
 

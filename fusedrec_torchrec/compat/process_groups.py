@@ -9,7 +9,7 @@ from torch.distributed import distributed_c10d
 
 from fusedrec_torchrec.compat.stores import Store
 
-__all__ = ["another_group", "default_store", "timeout_of"]
+__all__ = ["another_group", "default_store", "end_group", "timeout_of"]
 
 
 def timeout_of(pg: dist.ProcessGroup | None, device: torch.device) -> timedelta:
@@ -55,3 +55,9 @@ def another_group(pg: dist.ProcessGroup, device: torch.device, name: str) -> dis
     places = {global_rank: rank for rank, global_rank in enumerate(ranks)}
     distributed_c10d._world.pg_group_ranks[made] = places
     return made
+
+
+def end_group(pg: dist.ProcessGroup) -> None:
+    """Ends a group, on this rank alone, unless it has ended with all others already."""
+    if pg in distributed_c10d._world.pg_map:
+        dist.destroy_process_group(pg)

@@ -8,7 +8,6 @@ from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.messages import HeaderAwaitable
 from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
-from fusedrec_torchrec.exchange.statuses import check_end_of_data
 
 __all__ = ["AllReplicatedAwaitable"]
 
@@ -38,7 +37,7 @@ class AllReplicatedAwaitable(InputAwaitable):
         batch, layout = self._batch, self._batch.exchange.layout
         wait(self._work, batch.exchange.pg, "ids")
         words = self._words.view(layout.world_size, -1).tolist()
-        check_end_of_data([row[0] for row in words])
+        batch.check_end_of_data([row[0] for row in words])
         if any(failed or needs_owners for failed, needs_owners, *_ in words):
             return _Messages(HeaderAwaitable(batch))
         nothing = [[0] * len(layout.buckets) for _ in range(layout.world_size)]

@@ -133,7 +133,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         )
         describe = partial(self._keys.describe_bad_ids, features.values(), ids_per_slot)
         reports: list[Report] = [*notes.reports, (bad, describe)]
-        batch = OutgoingBatch(self.exchange, context, routed, reports, notes.end_of_data)
+        batch = OutgoingBatch(self.exchange, context, routed, notes, reports)
         with stage("ids"):
             awaitable = (
                 AllReplicatedAwaitable(batch)
@@ -152,8 +152,8 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                     if self._pooled
                     else sequence_bags(row_N, occurrences)
                 )
-        if notes.training and not notes.end_of_data:
-            self._replication.count(unique.keys_U)
+        if notes.training:
+            self._replication.count(None if notes.end_of_data else unique.keys_U)
         return awaitable
 
 

@@ -16,7 +16,7 @@ from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
 from fusedrec_torchrec.exchange.routing import Route
-from fusedrec_torchrec.exchange.statuses import BAD, Statuses, check_end_of_data
+from fusedrec_torchrec.exchange.statuses import BAD, Statuses
 
 __all__ = ["ExactAwaitable", "HeaderAwaitable"]
 
@@ -87,7 +87,7 @@ class HeaderAwaitable(InputAwaitable):
         failed = [rank for rank, status in enumerate(failures) if status == BAD]
         if failed:
             self._batch.fail(failed)
-        check_end_of_data(failures)
+        self._batch.check_end_of_data(failures)
         out = words[ranks * self._header :]
         self.context.counts_in = [row[COUNTS : COUNTS + buckets] for row in rows]
         replica_words = [row[COUNTS + buckets :] for row in rows]

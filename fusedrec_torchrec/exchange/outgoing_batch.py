@@ -14,7 +14,7 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRow
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.routing import Route
-from fusedrec_torchrec.exchange.statuses import END_OF_DATA
+from fusedrec_torchrec.exchange.statuses import END_OF_DATA, describe_uneven, is_uneven
 
 __all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch"]
 
@@ -29,12 +29,14 @@ class BatchNotes:
     Attributes:
         training: whether it is a batch of training, whose rows count for replication.
         end_of_data: whether it only stands in for a batch that this rank does not have.
+        on_uneven: called before the error is raised that only some ranks have a batch.
         reports: what may be wrong with it: a 0-dim bool tensor that stays on its device, and what
             gives the error message, if it comes to that.
     """
 
     training: bool = False
     end_of_data: bool = False
+    on_uneven: Callable[[], None] | None = None
     reports: Sequence[Report] = ()
 
 
@@ -64,8 +66,8 @@ class OutgoingBatch:
         exchange: of its module.
         context: what this rank remembers of it.
         routed: where its unique keys go.
-        reports: what may be wrong with it.
-        end_of_data: whether it only stands in for a batch that this rank does not have.
+        notes: what else there is to know about it.
+        reports: all that may be wrong with it.
     """
 
     def __init__(
@@ -73,16 +75,17 @@ class OutgoingBatch:
         exchange: IdExchange,
         context: FusedShardingContext,
         routed: Route,
+        notes: BatchNotes,
         reports: Sequence[Report],
-        end_of_data: bool,
     ) -> None:
         self.exchange = exchange
         self.context = context
         self.routed = routed
+        self._notes = notes
         self._reports = reports
         bad = [report for report, _ in reports]
         self.status = bad[0] if len(bad) == 1 else torch.stack(bad).any()
-        if end_of_data:
+        if notes.end_of_data:
             self.status = torch.full_like(self.status, END_OF_DATA, dtype=torch.int32)
         self.stale = exchange.replication.is_stale()
 
@@ -117,6 +120,17 @@ class OutgoingBatch:
         message = next((describe() for bad, describe in self._reports if bool(bad)), None)
         group = self.exchange.everyone or self.exchange.pg
         raise_bad_input(group, failed, message, self.routed.counts_KO.device)
+
+    def check_end_of_data(self, statuses: list[int]) -> None:
+        """Refuses a step that only some ranks have a batch for.
+
+        Raises:
+            ValueError: on all ranks, naming those that have none.
+        """
+        if is_uneven(statuses):
+            if self._notes.on_uneven is not None:
+                self._notes.on_uneven()
+            raise ValueError(describe_uneven(statuses))
 
 
 class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):

@@ -89,8 +89,11 @@ class Replication:
         """Returns whether this rank's tables know better than the replicas."""
         return False
 
-    def count(self, keys_U: torch.Tensor) -> None:
-        """Takes the unique keys of a batch of training."""
+    def count(self, keys_U: torch.Tensor | None) -> None:
+        """Takes the unique keys of a batch of training; None if this rank has no batch.
+
+        Ranks that have one may need an answer from this rank all the same.
+        """
 
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Looks up rows of each bucket whose updates are shared; None if none are."""
@@ -145,8 +148,8 @@ class Replications:
         """Returns whether this rank's tables know better than the replicas."""
         return self._answers.is_stale()
 
-    def count(self, keys_U: torch.Tensor) -> None:
-        """Takes the unique keys of a batch of training."""
+    def count(self, keys_U: torch.Tensor | None) -> None:
+        """Takes the unique keys of a batch of training; None if this rank has no batch."""
         self._answers.count(keys_U)
 
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:

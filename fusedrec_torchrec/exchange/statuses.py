@@ -6,7 +6,7 @@ import torch.distributed as dist
 from fusedrec_torchrec.core.all_ranks import listed_ranks
 from fusedrec_torchrec.core.lost_rank import wait
 
-__all__ = ["BAD", "END_OF_DATA", "Statuses", "check_end_of_data"]
+__all__ = ["BAD", "END_OF_DATA", "Statuses", "describe_uneven", "is_uneven"]
 
 BAD = 1
 END_OF_DATA = 2
@@ -34,17 +34,16 @@ class Statuses:
         return self._statuses
 
 
-def check_end_of_data(statuses: list[int]) -> None:
-    """Refuses a step that only some ranks have a batch for.
+def is_uneven(statuses: list[int]) -> bool:
+    """Returns whether some ranks have a batch for this step, and some have not."""
+    return 0 < statuses.count(END_OF_DATA) < len(statuses)
 
-    Raises:
-        ValueError: some ranks have no batch for this step, but others have.
-    """
+
+def describe_uneven(statuses: list[int]) -> str:
+    """Returns the error message for a step that only some ranks have a batch for."""
     ended = [rank for rank, status in enumerate(statuses) if status == END_OF_DATA]
-    if not ended or len(ended) == len(statuses):
-        return
-    others = [rank for rank in range(len(statuses)) if rank not in ended]
-    raise ValueError(
+    others = [rank for rank, status in enumerate(statuses) if status != END_OF_DATA]
+    return (
         f"{listed_ranks(ended)} ran out of batches, {listed_ranks(others)} did not: all ranks must "
         "have the same number of batches. Leave the last ones out, or give a rank that has no more "
         "of them batches of no samples"

@@ -70,6 +70,15 @@ class Adaptation:
             return None
         return HotIndex(layout, home_keys, index.version + 1)
 
+    def answer(self) -> None:
+        """Gives other ranks the counts that they may wait for, on a rank that has no batch.
+
+        If there are such ranks the step ends with an error, and if there are none nothing was
+        counted: so nothing changes here.
+        """
+        if (self._batches + 1) % self._options.every == 0:
+            self._of_all_ranks()
+
     def _of_all_ranks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns keys and their counts over all ranks, on the host."""
         own = torch.full(

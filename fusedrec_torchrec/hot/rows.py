@@ -235,13 +235,16 @@ class HotRows(Replication):
 
     # ------------------------------------------------------------ another hot set
 
-    def count(self, keys_U: torch.Tensor) -> None:
-        """Takes a training batch's unique keys.
+    def count(self, keys_U: torch.Tensor | None) -> None:
+        """Takes a training batch's unique keys; None if this rank has no batch.
 
         If the hot set changes, batches are routed by the new one from the next batch on, and
         replicas and homes follow with that batch's lookup.
         """
         if self._adaptation is None:
+            return
+        if keys_U is None:
+            self._adaptation.answer()
             return
         index = self._adaptation.see(keys_U, self.index)
         if index is not None:

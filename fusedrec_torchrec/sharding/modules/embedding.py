@@ -52,7 +52,8 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._ahead = modules.add(f for c in self._embedding_configs for f in c.feature_names)
+        features = (f for c in self._embedding_configs for f in c.feature_names)
+        self._ahead = modules.add(self, features, self._env, self._module_fqn)
         self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
@@ -68,6 +69,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             self._sharding_type_to_sharding,
             modules.features,
             check_names,
+            self._ahead.forget,
             weighted=False,
             device=self._device,
         )
@@ -106,6 +108,11 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Is called by plain loops; pipelines replace it."""
+        with self._ahead.call(self):
+            return super().forward(*args, **kwargs)
+
     @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
@@ -113,15 +120,13 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._ahead.sent(self)
         if self.fused is None:
             self._stock_stand_in = StockStandIn(features, self._slot_names)
-            request = super().input_dist(ctx, features)
-        else:
-            batch, notes = self.fused.canonical(features, self.training)
-            request = self._fused_input_dist(ctx, batch, notes)
-        return self._ahead.watch_request(self, request)
+            return super().input_dist(ctx, features)
+        batch, notes = self.fused.canonical(features, self.training)
+        return self._fused_input_dist(ctx, batch, notes)
 
     def end_of_data_dist(self, ctx: EmbeddingCollectionContext) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is not None:
-            return self._fused_input_dist(ctx, *self.fused.end_of_data())
+            return self._fused_input_dist(ctx, *self.fused.end_of_data(self.training))
         assert self._stock_stand_in is not None, "nothing was sent before"
         return super().input_dist(ctx, self._stock_stand_in.batch())
 

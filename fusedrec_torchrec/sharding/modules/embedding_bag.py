@@ -1,5 +1,6 @@
 """``ShardedEmbeddingBagCollection`` with fused tables."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._ahead = modules.add(f for c in self._embedding_bag_configs for f in c.feature_names)
+        features = (f for c in self._embedding_bag_configs for f in c.feature_names)
+        self._ahead = modules.add(self, features, self._env, self._module_fqn)
         self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
@@ -68,6 +70,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             dict(zip(self._sharding_types, self._embedding_shardings, strict=True)),
             modules.features,
             check_names,
+            self._ahead.forget,
             self._is_weighted,
             self._device,
         )
@@ -102,6 +105,15 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 
+    def plain_call(self) -> AbstractContextManager[None]:
+        """Surrounds a call of the module in the plain way, by itself or through one around it."""
+        return self._ahead.call(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Is called by plain loops; pipelines replace it."""
+        with self.plain_call():
+            return super().forward(*args, **kwargs)
+
     @outside_inference_mode
     def input_dist(  # type: ignore[override]
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
@@ -109,15 +121,13 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._ahead.sent(self)
         if self.fused is None:
             self._stock_stand_in = StockStandIn(features, self._slot_names)
-            request = super().input_dist(ctx, features)
-        else:
-            batch, notes = self.fused.canonical(features, self.training)
-            request = self._fused_input_dist(ctx, batch, notes)
-        return self._ahead.watch_request(self, request)
+            return super().input_dist(ctx, features)
+        batch, notes = self.fused.canonical(features, self.training)
+        return self._fused_input_dist(ctx, batch, notes)
 
     def end_of_data_dist(self, ctx: EmbeddingBagCollectionContext) -> Awaitable[Awaitable[KJTList]]:
         if self.fused is not None:
-            return self._fused_input_dist(ctx, *self.fused.end_of_data())
+            return self._fused_input_dist(ctx, *self.fused.end_of_data(self.training))
         assert self._stock_stand_in is not None, "nothing was sent before"
         return super().input_dist(ctx, self._stock_stand_in.batch())
 

@@ -43,9 +43,10 @@ class EndOfData(Awaitable[None]):
         fuse_input_dist_splits(context)
 
     def _wait_impl(self) -> None:
-        for _, splits in self._context.fused_splits_awaitables:
-            for tensors in splits.wait():
-                tensors.wait()
+        # Headers first: what they say is an error on all ranks, who may be gone after that.
+        requests = [splits.wait() for _, splits in self._context.fused_splits_awaitables]
+        for tensors in (each for request in requests for each in request):
+            tensors.wait()
 
 
 class StockStandIn:

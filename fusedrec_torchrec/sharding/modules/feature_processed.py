@@ -1,5 +1,7 @@
 """``ShardedFeatureProcessedEmbeddingBagCollection`` with fused tables."""
 
+from typing import Any
+
 import torch
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
@@ -39,6 +41,11 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
     """
 
     _embedding_bag_collection: FusedShardedEmbeddingBagCollection
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Is called by plain loops; pipelines replace it."""
+        with self._embedding_bag_collection.plain_call():
+            return super().forward(*args, **kwargs)
 
     def compute(
         self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList

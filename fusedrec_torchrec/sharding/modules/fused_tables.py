@@ -41,6 +41,7 @@ class FusedTables:
         shardings: the module's shardings by type.
         known_features: of all modules that share batches with this one; may still grow.
         check_names: called with the first batch.
+        on_uneven: called before the error is raised that some ranks have run out of batches.
         weighted: whether ids carry weights.
         device: where batches are.
     """
@@ -52,6 +53,7 @@ class FusedTables:
         shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
         known_features: set[str],
         check_names: CheckNames,
+        on_uneven: Callable[[], None],
         weighted: bool,
         device: torch.device | None,
     ) -> None:
@@ -74,6 +76,7 @@ class FusedTables:
             device=device,
         )
         self._check_names: CheckNames | None = check_names
+        self._on_uneven = on_uneven
         self._checks: list[StockIds | LengthLimits] = []
         if processed is not None and processed.max_lengths:
             names = self.features.names
@@ -129,11 +132,14 @@ class FusedTables:
                 reports += [
                     (each.bad(batch), partial(each.describe, batch)) for each in self._checks
                 ]
-            return batch, BatchNotes(training=training, reports=reports)
+            return batch, self._notes(training, reports=reports)
 
-    def end_of_data(self) -> tuple[KeyedJaggedTensor, BatchNotes]:
+    def end_of_data(self, training: bool) -> tuple[KeyedJaggedTensor, BatchNotes]:
         """Returns a batch of no ids, which tells other ranks that this one's data has ended."""
-        return self.features.stand_in(None), BatchNotes(end_of_data=True)
+        return self.features.stand_in(None), self._notes(training, end_of_data=True)
+
+    def _notes(self, training: bool, **notes: Any) -> BatchNotes:
+        return BatchNotes(training=training, on_uneven=self._on_uneven, **notes)
 
     def context_of(self, awaitable: Awaitable[Any]) -> FusedShardingContext:
         """Returns the context that the fused tables' input dist made for its batch."""

@@ -28,19 +28,32 @@ class ModuleSet:
     _batches_ahead: BatchesAhead[PipelinedModule] = field(
         default_factory=lambda: BatchesAhead(EndOfData)
     )
+    _env: object = None
+    _paths: set[str | None] = field(default_factory=set)
 
-    def add(self, features: Iterable[str]) -> BatchesAhead[PipelinedModule]:
+    def add(
+        self, module: PipelinedModule, features: Iterable[str], env: object, path: str | None
+    ) -> BatchesAhead[PipelinedModule]:
         """Takes a module that is sharded now.
 
-        All modules of a model are sharded before the first batch, so one that comes later is of
-        another model.
+        A module is of another model than the ones before if it has another environment, the path
+        of one of them, or is sharded after their first batch.
+
+        Args:
+            module: the module.
+            features: its features.
+            env: the environment that it is sharded in.
+            path: where it is in its model.
 
         Returns:
             what counts the batches of all modules of the model.
         """
         self.features.update(features)
-        if self._batches_ahead.has_begun:
+        if env is not self._env or path in self._paths or self._batches_ahead.has_begun:
+            self._env, self._paths = env, set()
             self._batches_ahead = BatchesAhead(EndOfData)
+        self._paths.add(path)
+        self._batches_ahead.register(module)
         return self._batches_ahead
 
     def add_fused_tables(self, names: Iterable[str]) -> None:
