@@ -107,7 +107,7 @@ class BadBatches:
     def held_out(self, batches: Iterable[Batch], count: int, good: deque[bool]) -> Iterator[Batch]:
         """Yields ``count`` batches to evaluate on, bad ones replaced.
 
-        ``good`` gets for each of them whether it is one of the data.
+        ``good`` receives for each of them whether it is a good one of the data.
 
         Raises:
             BadBatchError: there is a bad one, and the policy is ``error``; or one that a rank could
