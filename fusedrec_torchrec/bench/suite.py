@@ -145,6 +145,19 @@ class SuiteConfig:
             for workload in parent.expanded()
         ]
 
+    def chosen(self, only: str | None = None) -> list[WorkloadConfig]:
+        """Returns the workloads whose names contain ``only``, all of them if it is None.
+
+        Raises:
+            ValueError: there is none.
+        """
+        workloads = self.expanded()
+        found = [workload for workload in workloads if only is None or only in workload.name]
+        if not found:
+            names = ", ".join(repr(workload.name) for workload in workloads)
+            raise ValueError(f"no workload's name contains {only!r}; there are {names}")
+        return found
+
 
 def _short(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, list) else str(value) or "loopback"

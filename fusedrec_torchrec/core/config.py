@@ -28,6 +28,7 @@ from fusedrec_torchrec.core.safe_yaml import parse_yaml, read_yaml
 
 __all__ = [
     "Option",
+    "check_is_file",
     "from_mapping",
     "load_yaml",
     "options",
@@ -51,13 +52,26 @@ def section(cls: type[T]) -> type[T]:
     )(cls)  # type: ignore[return-value]
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds, unchecked."""
-    path = Path(path)
+def check_is_file(path: Path) -> None:
+    """Refuses a path at which there is no configuration file.
+
+    Raises:
+        ValueError: there is nothing, or a folder.
+    """
     if path.is_dir():
         raise ValueError(f"configuration file {path} is a folder, must be a YAML file")
     if not path.is_file():
         raise ValueError(f"configuration file {path} does not exist")
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Returns the mapping that a YAML file holds, unchecked.
+
+    Raises:
+        ValueError: the file is missing, or holds something else.
+    """
+    path = Path(path)
+    check_is_file(path)
     data = read_yaml(path)
     if data is None:
         return {}

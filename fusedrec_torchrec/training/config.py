@@ -1,6 +1,7 @@
 """What one training run is: the tree behind ``configs/*.yaml`` and ``fusedrec train``."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -8,11 +9,12 @@ from typing import Literal
 from pydantic import Field
 
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
-from fusedrec_torchrec.core.config import section
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, section, with_overrides
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
+from fusedrec_torchrec.training.data.prepare_options import OnBadLine
 
 __all__ = [
     "BadBatchesConfig",
@@ -30,6 +32,8 @@ __all__ = [
     "SyntheticConfig",
     "TableConfig",
     "TrainConfig",
+    "copies_of",
+    "load_config",
 ]
 
 ShardingKind = Literal[
@@ -113,7 +117,7 @@ class CriteoConfig:
     """Values seen less often in a column share one row."""
     max_rows: int | None = Field(default=None, ge=3)
     """Most rows of a table; beyond it the most frequent values keep a row of their own."""
-    on_bad_line: Literal["skip", "error"] = "error"
+    on_bad_line: OnBadLine = "error"
     """What to do with a malformed line."""
 
     def __post_init__(self) -> None:
@@ -395,3 +399,12 @@ def copies_of(table: TableConfig) -> list[str]:
     if table.copies == 1:
         return [table.name]
     return [f"{table.name}_{i}" for i in range(table.copies)]
+
+
+def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
+    """Reads the configuration of a run, with single settings overridden.
+
+    Raises:
+        ValueError: the file is missing, or something in it is unknown or out of range.
+    """
+    return from_mapping(TrainConfig, with_overrides(load_yaml(path), overrides), path)

@@ -1,23 +1,18 @@
 """The data that a configuration names."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
-from fusedrec_torchrec.training.data.alternation import Rates
-from fusedrec_torchrec.training.data.batch_check import BatchCheck
-from fusedrec_torchrec.training.data.hot_first import HotFirst
-from fusedrec_torchrec.training.data.loader import Loader, split
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.data.separate import HOT_SET
-from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.training.data.spelling import as_setting
 
-__all__ = ["eval_loader", "first_rates", "hot_samples", "open_source", "train_loader"]
+__all__ = ["hot_samples", "open_source"]
 
 
 def open_source(config: TrainConfig, progress: bool = False) -> Source:
@@ -61,48 +56,8 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
     return prepare(files, data.criteo.prepared, options, progress, spelling)
 
 
-def train_loader(
-    config: TrainConfig,
-    source: Source,
-    rank: int,
-    world_size: int,
-    rates: Rates | None = None,
-    hashed: Collection[str] = (),
-) -> Loader | SeparatedLoader:
-    """Batches to train on; hot and cold ones alternate as ``rates`` say."""
-    rates = rates or first_rates(config)
-
-    def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
-        return Loader(
-            source,
-            part,
-            batch_size=config.data.batch_size,
-            lanes=config.data.lanes,
-            rank=rank,
-            world_size=world_size,
-            shuffle=config.data.shuffle and config.data.source == "criteo",
-            chunk_batches=config.data.chunk_batches,
-            workers=config.data.workers,
-            seed=config.data.seed,
-            hot=hot,
-            check=batch_check(source, hashed),
-        )
-
-    part = split(source, config.data.held_out)[0]
-    order = config.data.hot_batches.order
-    if order == "mixed":
-        return loader(part)
-    assert config.sharding.hot.hot_set is not None
-    hot_set = HotSet.load(config.sharding.hot.hot_set)
-    if order == "stream":
-        return loader(part, HotFirst(hot_set, rates))
-    # What does not fill a hot batch goes with the cold ones.
-    hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
-    return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
-
-
 def hot_samples(config: TrainConfig, source: Source) -> int:
-    """How many hot samples stand at the beginning of data that was sorted.
+    """Returns how many hot samples stand at the beginning of data that was sorted.
 
     Raises:
         ValueError: it was not, or with another share held out, or by other hot rows.
@@ -126,37 +81,3 @@ def hot_samples(config: TrainConfig, source: Source) -> int:
             f"other hot rows, {separated_by}: its hot batches would not be hot"
         )
     return found[0]
-
-
-def first_rates(config: TrainConfig) -> Rates:
-    """How hot and cold batches alternate when training begins."""
-    hot = config.data.hot_batches
-    return Rates(hot.adaptive, [(0, hot.rate)])
-
-
-def eval_loader(
-    config: TrainConfig,
-    source: Source,
-    rank: int,
-    world_size: int,
-    hashed: Collection[str] = (),
-) -> Loader:
-    """Batches to evaluate on, in their order; read in the training process."""
-    return Loader(
-        source,
-        split(source, config.data.held_out)[1],
-        batch_size=config.data.eval_batch_size or config.data.batch_size,
-        lanes=config.data.lanes,
-        rank=rank,
-        world_size=world_size,
-        shuffle=False,
-        chunk_batches=1,
-        check=batch_check(source, hashed),
-    )
-
-
-def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
-    """What batches must be like; ids of tables where they are hashed may be anything."""
-    return BatchCheck(
-        {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
-    )

@@ -5,10 +5,9 @@ link it uses, and the time of the slower kind to carry its bytes; an all-to-all 
 each rank at the other end.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
-from torchrec.distributed.planner.types import Topology
 
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -90,20 +89,6 @@ class ClusterConfig:
     def local_ranks(self) -> int:
         """Ranks on one node."""
         return min(self.ranks, self.ranks_per_node)
-
-    def topology(self, **settings: Any) -> Topology:
-        """The same for TorchRec's estimators and partitioners."""
-        on_cuda = self.device == "cuda"
-        return Topology(
-            world_size=self.ranks,
-            local_world_size=self.local_ranks,
-            compute_device=self.device,
-            hbm_cap=int(self.memory * GB) if on_cuda else 0,
-            ddr_cap=int((self.host_memory if on_cuda else self.memory) * GB),
-            intra_host_bw=self.within_node.all_to_all * GB / 1e3,  # TorchRec counts milliseconds
-            inter_host_bw=self.between_nodes.all_to_all * GB / 1e3,
-            **settings,
-        )
 
     def all_to_all(self, sent: float, ranks: int | None = None, local: int | None = None) -> float:
         """Seconds of an all-to-all.

@@ -13,7 +13,8 @@ from fusedrec_torchrec.training.data import criteo
 from fusedrec_torchrec.training.data import lines as lines_module
 from fusedrec_torchrec.training.data import prepare as prepare_module
 from fusedrec_torchrec.training.data.criteo import CATEGORIES
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.training.data.criteo_text import line, lines, write
 
