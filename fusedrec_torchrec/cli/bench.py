@@ -23,6 +23,7 @@ __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "bench",
         help="measure the fused sharding side by side with TorchRec's own",

@@ -14,6 +14,7 @@ __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "inspect",
         help="show what a plan, checkpoint, run or prepared data contains",

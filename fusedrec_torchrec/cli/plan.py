@@ -19,6 +19,7 @@ DIFFERENT = 1
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "plan",
         help="decide how tables are sharded, and say why",

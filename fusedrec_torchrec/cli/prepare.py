@@ -16,6 +16,7 @@ __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "prepare",
         help="turn Criteo text files into parquet that trains at full speed",

@@ -24,6 +24,7 @@ STATE_FLOATS = {"rowwise_adagrad": (0, 1), "adagrad": (1, 0), "sgd": (0, 0)}
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "profile",
         help="show how the rows of the tables are accessed",

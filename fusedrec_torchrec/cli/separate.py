@@ -8,6 +8,7 @@ __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "separate",
         help="sort prepared data into hot samples and others, once, before training",

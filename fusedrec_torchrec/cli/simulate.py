@@ -18,6 +18,7 @@ RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "simulate",
         help="how systems scale to thousands of ranks, by the cost model",

@@ -12,6 +12,7 @@ __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "train",
         help="train a DLRM as a configuration file says",

@@ -17,6 +17,7 @@ PACKAGES = (
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser("version", help="show versions and capabilities")
     parser.add_argument(
         "--verbose", action="store_true", help="versions of the stack, devices and backends"

@@ -15,7 +15,7 @@ ON_BAD_LINE: tuple[OnBadLine, ...] = get_args(OnBadLine)
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """How text becomes parquet.
+    """Says how text becomes parquet.
 
     Attributes:
         min_count: values seen less often in a column share row 1.
@@ -45,6 +45,11 @@ class PrepareOptions:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        for name, allowed in (("dense_transform", DENSE_TRANSFORMS), ("on_bad_line", ON_BAD_LINE)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, must be one of {', '.join(allowed)}"
+                )
         if self.max_rows is not None and self.max_rows <= RESERVED:
             raise ValueError(
                 f"max_rows is {self.max_rows}, must be more than {RESERVED}: rows 0 and 1 stand "
