@@ -2,5 +2,6 @@
 
 ``suite`` says what is measured, ``workload`` makes models and batches, ``systems`` shards them,
 ``measure`` runs on every rank, ``ranks`` and ``links`` start the ranks on real or emulated hosts,
-``bounds`` and ``statistics`` say how good a step is, ``report`` and ``plots`` show it.
+``bounds`` and ``statistics`` say how good a step is, ``results`` is the file of the figures,
+``report`` and ``plots`` show it.
 """

@@ -252,6 +252,12 @@ def test_options_out_of_range_are_named(option: str, value: int) -> None:
         PrepareOptions(**{option: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["on_bad_line", "dense_transform"])
+def test_choices_that_do_not_exist_are_named(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} is 'x', must be one of "):
+        PrepareOptions(**{option: "x"})  # type: ignore[arg-type]
+
+
 def test_memory_budget_does_not_change_the_result(tmp_path: Path) -> None:
     path = write(tmp_path / "a", lines(400, values=5000))
     little = prepare([path], tmp_path / "x", PrepareOptions(memory_mb=1), progress=False)
