@@ -26,7 +26,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.core.terminal import human_bytes
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 
 RANKS, BATCH, DIM, STEPS, WARM_UP = 4, 2048, 64, 16, 2

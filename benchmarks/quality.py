@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.loop import Training
-from fusedrec_torchrec.training.main import load_config
 from fusedrec_torchrec.training.source import open_source
 
 CONFIG = "configs/criteo_kaggle.yaml"

@@ -21,14 +21,14 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.config import TrainConfig, load_config
 from fusedrec_torchrec.training.data.loader import Loader
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
-from fusedrec_torchrec.training.main import load_config
+from fusedrec_torchrec.training.loaders import train_loader
 from fusedrec_torchrec.training.model import build_model, shard_model
 from fusedrec_torchrec.training.optimizers import build_optimizer
-from fusedrec_torchrec.training.source import train_loader
 
 CONFIG = "configs/criteo_kaggle.yaml"
 CPU = torch.device("cpu")

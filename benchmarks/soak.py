@@ -26,8 +26,8 @@ from ranks import write_into
 
 from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.verify import verify
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import find_checkpoints
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINT_EVERY = 200

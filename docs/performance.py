@@ -14,7 +14,7 @@ from fusedrec_torchrec.bench import report
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import Table
-from fusedrec_torchrec.bench.run import RESULTS, load_results
+from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.statistics import Ratio
 from fusedrec_torchrec.core.terminal import human_bytes
 

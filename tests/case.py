@@ -33,6 +33,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec.exchange.options import InputDist
 
 OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -92,7 +93,7 @@ class Case:
     id_dtype: str = "int64"
     length_dtype: str = "int32"
     seed: int = 0
-    input_dist: str = "single_shot"
+    input_dist: InputDist = "single_shot"
     output_dtype: str = "fp32"
     vbe: bool = False
     device: str = "cpu"

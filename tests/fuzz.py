@@ -24,8 +24,8 @@ from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.sharding.plan_file import read_plan, shards_of
-from fusedrec_torchrec.training.checkpoint import read_run_state
 from fusedrec_torchrec.training.data.vocabulary import read_vocabulary
+from fusedrec_torchrec.training.run_state import read_run_state
 from tests.hostile import small_checkpoint, unchanged
 
 CLUSTER = Path(__file__).parents[1] / "configs" / "clusters" / "cpu_ethernet.yaml"

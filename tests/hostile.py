@@ -26,7 +26,7 @@ from fusedrec_torchrec.checkpoint.manifest import Manifest, TableEntry
 from fusedrec_torchrec.checkpoint.verify import checksum
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.sharding.plan_file import PlanFile, TablePlan, write_plan
-from fusedrec_torchrec.training.checkpoint import RunState
+from fusedrec_torchrec.training.run_state import RunState
 
 WEIGHT = "model.sparse.embedding_bags.a.weight"
 SEEN = (

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fusedrec_torchrec.access.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.samples import Source
 
 __all__ = [

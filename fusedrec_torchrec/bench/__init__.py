@@ -11,6 +11,7 @@ Files, in reading order:
 - ``bounds``, ``phases``, ``owners``: the least a step can cost, where its time goes, and how
   evenly owners are asked;
 - ``statistics``, ``figures``: medians of paired ratios, and what the measurements say;
+- ``results``: the file of the figures;
 - ``report``, ``plots``, ``machine``: tables, plots, and what it was measured on;
 - ``validate``: the planner's predictions against measurements.
 """

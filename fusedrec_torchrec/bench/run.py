@@ -10,15 +10,12 @@ from fusedrec_torchrec.bench.links import unavailable
 from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.measure import measure
 from fusedrec_torchrec.bench.ranks import RankError
+from fusedrec_torchrec.bench.results import RESULTS, VERSION
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.core.config import to_mapping
 from fusedrec_torchrec.core.files import write_json
-from fusedrec_torchrec.core.json_file import parse_json
 
-__all__ = ["RESULTS", "load_results", "run_suite"]
-
-RESULTS = "results.json"
-VERSION = 1
+__all__ = ["run_suite"]
 
 
 def run_suite(
@@ -37,10 +34,7 @@ def run_suite(
         only: text that the names of the workloads to run contain.
         progress: whether to show a bar.
     """
-    workloads = [w for w in suite.expanded() if only is None or only in w.name]
-    if not workloads:
-        names = ", ".join(repr(w.name) for w in suite.expanded())
-        raise ValueError(f"no workload's name contains {only!r}; there are {names}")
+    workloads = suite.chosen(only)
     document: dict[str, Any] = {
         "version": VERSION,
         "machine": describe_machine(),
@@ -68,20 +62,6 @@ def run_suite(
                     document["results"].append(result)
             bar.update(done + len(workload.systems) * suite.pairs - bar.n)
             write_json(folder / RESULTS, document)
-    return document
-
-
-def load_results(path: Path) -> dict[str, Any]:
-    """Reads a document that ``run_suite`` wrote."""
-    if not path.is_file():
-        raise ValueError(f"{path.parent} holds no results of a benchmark ({path.name} is missing)")
-    try:
-        document: dict[str, Any] = parse_json(path.read_bytes(), path)
-        version = document["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no results of a benchmark: {error}") from None
-    if version != VERSION:
-        raise ValueError(f"{path} holds results of version {version}, must be {VERSION}")
     return document
 
 

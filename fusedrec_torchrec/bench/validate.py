@@ -20,7 +20,8 @@ from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.hot import HotWorkload
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from fusedrec_torchrec.bench.ranks import environment
-from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
+from fusedrec_torchrec.bench.results import RESULTS, load_results
+from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
 from fusedrec_torchrec.bench.workload import dims_of, open_source
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
@@ -288,7 +289,7 @@ def validate(
 ) -> list[Comparison]:
     """Calibrates, measures and compares; the figures stay in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    workloads = [w for w in suite.expanded() if only is None or only in w.name]
+    workloads = suite.chosen(only)
     clusters: dict[tuple[int, str], ClusterConfig] = {}
     places = [place for place in ranks_and_links(workloads) if unavailable(place[1]) is None]
     for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):

@@ -37,8 +37,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint.contents import Contents, StoredTable
+from fusedrec_torchrec.checkpoint.file_names import METADATA_FILE
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, TableEntry
-from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
 from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
@@ -47,11 +47,10 @@ from fusedrec_torchrec.core.folder_files import open_in_folder
 from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.planner.cost.table_load import even_ranges
 from fusedrec_torchrec.sharding.plan_file import PlanFile, shards_of, table_plan_of, write_plan
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import SHARDINGS
 
-__all__ = ["SHARDINGS", "convert", "plan_for"]
+__all__ = ["convert", "plan_for"]
 
-SHARDINGS = (FUSED, "table_wise", "row_wise", "column_wise", "data_parallel")
 DATA_PARALLEL = "data_parallel"
 PIECE = 32 << 20  # bytes that are read at once
 FILE = 256 << 20  # bytes of a file

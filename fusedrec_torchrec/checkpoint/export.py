@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import torch
 
 from fusedrec_torchrec.checkpoint.contents import Contents, StoredTable
+from fusedrec_torchrec.checkpoint.file_names import FORMATS
 from fusedrec_torchrec.checkpoint.table_state import COUNTS
 
-__all__ = ["FORMATS", "export_table"]
+__all__ = ["export_table"]
 
-FORMATS = ("safetensors", "parquet")
 AT_ONCE = 32 << 20  # bytes
 SAFETENSORS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ARROW: dict[torch.dtype, Any] = {

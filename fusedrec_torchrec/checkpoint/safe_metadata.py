@@ -24,13 +24,13 @@ from torch.distributed.checkpoint.metadata import (
 
 from fusedrec_torchrec.checkpoint.boxes import overlapping
 from fusedrec_torchrec.checkpoint.dtypes import DTYPES
+from fusedrec_torchrec.checkpoint.file_names import METADATA_FILE
 from fusedrec_torchrec.checkpoint.inert_pickle import Call, Name, Pairs, read_pickle
 from fusedrec_torchrec.compat.distributed_checkpoint import MEM_FORMAT_ENCODING, StorageInfo
 from fusedrec_torchrec.core.folder_files import check_file_name, read_in_folder, shown
 
-__all__ = ["METADATA_FILE", "read_metadata"]
+__all__ = ["read_metadata"]
 
-METADATA_FILE = ".metadata"
 LARGEST_FILE = 256 << 20  # bytes, enough for a million chunks
 MOST_ELEMENTS = 1 << 60  # of a tensor
 MOST_DIMENSIONS = 16

@@ -1,4 +1,4 @@
-"""``fusedrec bench``: the fused sharding side by side with TorchRec's own."""
+"""``fusedrec bench`` measures the fused sharding side by side with TorchRec's own."""
 
 import argparse
 import json
@@ -11,19 +11,19 @@ from typing import Any
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import print_report, tables
-from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
+from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.suite import SuiteConfig
-from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
 from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.core.files import write_text
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.training.data.prepared import MANIFEST
+from fusedrec_torchrec.training.data.file_names import MANIFEST
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "bench",
         help="measure the fused sharding side by side with TorchRec's own",
@@ -66,6 +66,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measures, or shows what was measured before; writes tables and plots."""
     # Whoever is told to stop takes down the networks it has made.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = arguments.output
@@ -76,6 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         document = load_results(folder / RESULTS)
     else:
         suite = _suite(arguments)
+        suite.chosen(arguments.only)
+
+        from fusedrec_torchrec.bench.run import run_suite
+
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepared(arguments, Path(scratch))
             document = run_suite(
@@ -101,17 +106,20 @@ def _suite(arguments: argparse.Namespace) -> SuiteConfig:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    suite = None
+    if arguments.suite is None or not arguments.suite.is_dir():
+        suite = _suite(arguments)
+        suite.chosen(arguments.only)
+
+    from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
+
     with tempfile.TemporaryDirectory() as scratch:
         prepared = _prepared(arguments, Path(scratch))
-        if arguments.suite is not None and arguments.suite.is_dir():
+        if suite is None:
             comparisons = compare_again(arguments.suite, prepared)
         else:
             comparisons = validate(
-                _suite(arguments),
-                prepared,
-                arguments.output,
-                arguments.only,
-                progress=not arguments.quiet,
+                suite, prepared, arguments.output, arguments.only, progress=not arguments.quiet
             )
     if not comparisons:
         print("fusedrec bench: nothing could be measured here", file=sys.stderr)
@@ -126,6 +134,9 @@ def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:
     first = Path(arguments.data[0])
     if len(arguments.data) == 1 and (first / MANIFEST).is_file():
         return str(first)
+
+    from fusedrec_torchrec.training.data.prepare import prepare
+
     options = PrepareOptions(on_bad_line="skip")
     data = prepare(arguments.data, scratch / "prepared", options, progress=not arguments.quiet)
     if data.left_out:

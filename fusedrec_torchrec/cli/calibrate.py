@@ -1,23 +1,20 @@
-"""``fusedrec calibrate``: measures a cluster for the planner."""
+"""``fusedrec calibrate`` measures a cluster for the planner."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import LaunchConfig
-from fusedrec_torchrec.training.launch import launch
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "calibrate",
         help="measure this cluster for the planner",
@@ -41,16 +38,23 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Starts the ranks that measure, and waits for them."""
     if arguments.ranks < 2:
         raise ValueError(f"--ranks is {arguments.ranks}, must be at least 2: links are measured")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, but torch finds no CUDA device")
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     command = ["--output", str(arguments.output), "--name", arguments.name]
     command += ["--device", arguments.device, *(["--quiet"] if arguments.quiet else [])]
     if arguments.rates_of is not None:
         from_mapping(ClusterConfig, load_yaml(arguments.rates_of), str(arguments.rates_of))
         command += ["--rates-of", str(arguments.rates_of)]
+
+    import torch
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from fusedrec_torchrec.training.launch import launch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but torch finds no CUDA device")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     try:
         launch(
             LaunchConfig(ranks=arguments.ranks),

@@ -1,22 +1,20 @@
-"""``fusedrec inspect``: what a plan, a checkpoint, a run or prepared data contains."""
+"""``fusedrec inspect`` shows what a plan, a checkpoint, a run or prepared data contains."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.checkpoint.safe_metadata import METADATA_FILE
-from fusedrec_torchrec.cli.checkpoint import show_checkpoint
-from fusedrec_torchrec.cli.prepare import print_prepared
+from fusedrec_torchrec.checkpoint.file_names import METADATA_FILE
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.sharding.plan_file import read_plan
-from fusedrec_torchrec.training.checkpoint import RUN_STATE, find_checkpoints
-from fusedrec_torchrec.training.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import RUN_STATE, find_checkpoints
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "inspect",
         help="show what a plan, checkpoint, run or prepared data contains",
@@ -28,14 +26,20 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Finds out what there is, and shows it."""
     path: Path = arguments.path
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     if path.is_file():
         _show_plan(path)
     elif (path / METADATA_FILE).is_file() or (path / RUN_STATE).is_file():
+        from fusedrec_torchrec.cli.checkpoint_actions import show_checkpoint
+
         show_checkpoint(path)
     elif (path / MANIFEST).is_file():
+        from fusedrec_torchrec.training.data.prepared import PreparedData
+        from fusedrec_torchrec.training.data.summary import print_prepared
+
         print_prepared(PreparedData.open(path))
     elif (path / "plan.yaml").is_file():
         _show_run(path)
@@ -47,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show_plan(path: Path) -> None:
+    from fusedrec_torchrec.sharding.plan_file import read_plan
+
     file, _ = read_plan(path)
     rows = []
     for name, table in file.tables.items():

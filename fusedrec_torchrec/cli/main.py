@@ -1,4 +1,4 @@
-"""``fusedrec``: one subcommand a file.
+"""The ``fusedrec`` command, of which every subcommand has a file of its own.
 
 Exit codes: 0 done; 1 a run failed; 2 wrong usage, configuration, paths or data; 130 interrupted.
 """
@@ -17,12 +17,21 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs the command line and returns the exit code."""
     for name in ("torchrec", "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
+    try:
+        return _run(arguments)
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"fusedrec needs {error.name}, which is not installed: "
+            "pip install 'fusedrec-torchrec[train]'"
+        )
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed) or 0)
     except ValueError as error:
@@ -40,25 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    try:
-        from fusedrec_torchrec.cli import (
-            bench,
-            calibrate,
-            checkpoint,
-            inspect,
-            plan,
-            prepare,
-            profile,
-            separate,
-            simulate,
-            train,
-            version,
-        )
-    except ModuleNotFoundError as error:
-        sys.exit(
-            f"fusedrec needs {error.name}, which is not installed: "
-            "pip install 'fusedrec-torchrec[train]'"
-        )
+    from fusedrec_torchrec.cli import (
+        bench,
+        calibrate,
+        checkpoint,
+        inspect,
+        plan,
+        prepare,
+        profile,
+        separate,
+        simulate,
+        train,
+        version,
+    )
+
     parser = argparse.ArgumentParser(
         prog="fusedrec",
         description="Fused, deduplicated embedding sharding for TorchRec.",

@@ -1,4 +1,4 @@
-"""Types of arguments that are numbers in a range, for argparse."""
+"""Types for argparse of arguments that are numbers in a range."""
 
 import argparse
 from collections.abc import Callable
@@ -7,7 +7,7 @@ __all__ = ["whole"]
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least ``least``."""
+    """Returns a type that takes whole numbers of at least ``least``."""
 
     def parse(text: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Types of arguments that name files to write, for argparse: mistakes show before the work."""
+"""Types for argparse of arguments that name files to write: mistakes show before the work."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ PLOTS = (".png", ".pdf", ".svg")
 
 
 def output_file(text: str) -> Path:
-    """A file that is not there yet or may be replaced, and no folder."""
+    """Takes a file that is not there yet or may be replaced, and refuses a folder."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder, must be a file")
@@ -17,7 +17,7 @@ def output_file(text: str) -> Path:
 
 
 def plot_file(text: str) -> Path:
-    """The same, of a kind that can be drawn."""
+    """Takes a file of a kind that can be drawn."""
     path = output_file(text)
     if path.suffix.lower() not in PLOTS:
         raise argparse.ArgumentTypeError(f"{text} must end in one of {', '.join(PLOTS)}")

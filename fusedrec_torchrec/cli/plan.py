@@ -1,24 +1,17 @@
-"""``fusedrec plan``: decides how tables are sharded, says why, and writes a plan for training."""
+"""``fusedrec plan`` decides how tables are sharded, says why, and writes a plan for training."""
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.cli.settings import settings_help
+from fusedrec_torchrec.core.config import check_is_file
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.config import PlannerConfig, schema
-from fusedrec_torchrec.planner.enumerator import unfit_tables
-from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
-from fusedrec_torchrec.planner.planning import Planning
-from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
-from fusedrec_torchrec.planner.search.decide import MB, Decision
-from fusedrec_torchrec.sharding.plan_diff import differences
-from fusedrec_torchrec.sharding.plan_file import plan_file_of, read_plan, write_plan
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
 
 __all__ = ["add_command"]
 
@@ -26,6 +19,7 @@ DIFFERENT = 1
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "plan",
         help="decide how tables are sharded, and say why",
@@ -57,6 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Plans, or does what the words without a flag say."""
     if arguments.what:
         return _other(arguments.what)
     if arguments.config is None:
@@ -64,7 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.set)
     if arguments.ranks is not None:
         overrides.append(f"ranks={arguments.ranks}")
-    planning = load_planning(arguments.config, overrides, progress=not arguments.quiet)
+    files = read_planner_files(arguments.config, overrides)
+
+    from fusedrec_torchrec.planner.enumerator import unfit_tables
+    from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
+    from fusedrec_torchrec.planner.write import write_decision
+    from fusedrec_torchrec.training.planning import planning_of
+
+    planning = planning_of(files, progress=not arguments.quiet)
     decision = planning.decide()
     if not arguments.quiet or arguments.html is not None:
         unfit = sorted(unfit_tables(planning.model, planning.sharders, planning.cluster.device))
@@ -79,28 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"report: {arguments.html}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        _write(arguments.out, planning, decision)
+        write_decision(arguments.out, planning, decision)
         print(f"plan: {arguments.out}")
     return 0
-
-
-def _write(path: Path, planning: Planning, decision: Decision) -> None:
-    plan = plan_of(decision, planning.model, planning.sharders)
-    groups, grid = decision.groups, grid_options(decision)
-    settings: dict[str, Any] = {
-        "input_dist": "exact_counts" if decision.exact_counts else "single_shot",
-        "hot_sync_every": decision.hot_every,
-        "codecs": None if decision.codecs.are_exact else asdict(decision.codecs),
-        "grid": None if grid is None else asdict(grid),
-        "expected": {
-            "step_ms": round(1e3 * decision.seconds, 4),
-            "mb_sent_by_a_rank": round(decision.bytes_sent / decision.ranks / MB, 4),
-            "memory_gb": round(float(decision.memory_W.max()) / 1e9, 4),
-        },
-    }
-    local = min(groups.local or decision.cluster.local_ranks, groups.size)
-    file, hot_set = plan_file_of(plan, decision.ranks, local, decision.cluster.device, settings)
-    write_plan(path, file, hot_set)
 
 
 def _other(words: list[str]) -> int:
@@ -113,6 +96,12 @@ def _other(words: list[str]) -> int:
             f"{' '.join(words)!r} is unknown; allowed: `plan --config FILE`, `plan diff A.yaml "
             "B.yaml`, `plan schema`"
         )
+    for word in words[1:]:
+        check_is_file(Path(word))
+
+    from fusedrec_torchrec.sharding.plan_diff import differences
+    from fusedrec_torchrec.sharding.plan_file import read_plan
+
     (first, _), (second, _) = (read_plan(Path(word)) for word in words[1:])
     rows = list(differences(first, second))
     if not rows:

@@ -1,19 +1,22 @@
-"""``fusedrec prepare``: text in Criteo's format to parquet."""
+"""``fusedrec prepare`` turns text in Criteo's format into parquet."""
 
 import argparse
 from typing import Any
 
 from fusedrec_torchrec.cli.numbers import whole
-from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.prepare_options import (
+    DENSE_TRANSFORMS,
+    ON_BAD_LINE,
+    PrepareOptions,
+)
 from fusedrec_torchrec.training.data.spelling import as_flag
 from fusedrec_torchrec.training.data.vocabulary import RESERVED
 
-__all__ = ["add_command", "print_prepared"]
+__all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "prepare",
         help="turn Criteo text files into parquet that trains at full speed",
@@ -37,13 +40,13 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument(
         "--dense-transform",
-        choices=["log", "none"],
+        choices=DENSE_TRANSFORMS,
         default=default.dense_transform,
         help="log(x + 3) of the integer columns, or none (default %(default)s)",
     )
     parser.add_argument(
         "--on-bad-line",
-        choices=["error", "skip"],
+        choices=ON_BAD_LINE,
         default=default.on_bad_line,
         help="stop at a malformed line, or count, report and skip it (default %(default)s)",
     )
@@ -58,6 +61,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Prepares the data and shows what it holds."""
     options = PrepareOptions(
         min_count=arguments.min_count,
         max_rows=arguments.max_rows,
@@ -65,6 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
         on_bad_line=arguments.on_bad_line,
         memory_mb=arguments.memory_mb,
     )
+
+    from fusedrec_torchrec.training.data.prepare import prepare
+    from fusedrec_torchrec.training.data.summary import print_prepared
+
     data = prepare(
         arguments.files,
         arguments.output,
@@ -73,28 +81,3 @@ def run(arguments: argparse.Namespace) -> None:
         spelling=as_flag,
     )
     print_prepared(data)
-
-
-def print_prepared(data: PreparedData) -> None:
-    """What prepared data holds."""
-    manifest = data.manifest
-    print_table(
-        f"prepared data {data.folder}",
-        ("", ""),
-        [
-            ("samples", data.samples),
-            ("clicks", f"{manifest['clicks'] / data.samples:.2%}"),
-            ("dense features", data.dense_features),
-            ("tables", len(data.table_rows)),
-            ("rows of all tables", sum(data.table_rows.values())),
-            ("parts", len(manifest["parts"])),
-            ("malformed lines left out", sum(manifest["bad_lines"]["counts"].values())),
-        ],
-    )
-    print_table("tables", ("name", "rows"), list(data.table_rows.items()))
-    if manifest["bad_lines"]["counts"]:
-        print_table(
-            "malformed lines", ("reason", "lines"), list(manifest["bad_lines"]["counts"].items())
-        )
-        for example in manifest["bad_lines"]["examples"]:
-            print(f"  {example}")

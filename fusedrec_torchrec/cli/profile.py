@@ -1,4 +1,4 @@
-"""``fusedrec profile``: how the rows of the tables are accessed."""
+"""``fusedrec profile`` shows how the rows of the tables are accessed."""
 
 import argparse
 import json
@@ -8,38 +8,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fusedrec_torchrec.access.access_profile import AccessProfile
-from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.access.profile import (
-    Accesses,
-    covered_by,
-    draw_coverage,
-    profile,
-    rows_for,
-    sample_profile,
-    share_of_top,
-)
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
-from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
-from fusedrec_torchrec.training.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.data.file_names import MANIFEST
+from fusedrec_torchrec.training.data.prepare_options import ON_BAD_LINE, PrepareOptions
 from fusedrec_torchrec.training.data.spelling import as_flag
-from fusedrec_torchrec.training.main import load_config
-from fusedrec_torchrec.training.source import open_source
 
 __all__ = ["add_command"]
 
-READ = 1 << 16
 # Floats of optimizer state: for each column, and for each row.
 STATE_FLOATS = {"rowwise_adagrad": (0, 1), "adagrad": (1, 0), "sgd": (0, 0)}
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "profile",
         help="show how the rows of the tables are accessed",
@@ -103,39 +88,50 @@ def add_command(commands: Any) -> None:
     sampled.add_argument(
         "--optimizer", choices=list(STATE_FLOATS), default="rowwise_adagrad", help="of the tables"
     )
-    parser.add_argument(
-        "--on-bad-line", choices=["error", "skip"], default="error", help="of text files"
-    )
+    parser.add_argument("--on-bad-line", choices=ON_BAD_LINE, default="error", help="of text files")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    sampled = None
+    """Counts accesses, prints what they are like, and writes what is asked for."""
     writes = arguments.save is not None or arguments.hot_set is not None
     if not writes and (arguments.merge or arguments.sample_only):
         raise ValueError("--merge and --sample-only need --save or --hot-set, to write to")
     if arguments.sample_only and arguments.plot is not None:
         raise ValueError("--plot needs all samples, for the true curve: leave out --sample-only")
+    hot_rows = _hot_rows(arguments) if writes else 0
     with tempfile.TemporaryDirectory() as scratch:
-        source = _open(arguments, Path(scratch))
-        progress = not arguments.quiet
-        if writes:
-            sampled = sample_profile(source, arguments.share, arguments.counters, progress)
-            others = [AccessProfile.load(path) for path in arguments.merge]
-            sampled = AccessProfile.merged([sampled, *others]) if others else sampled
-            hot_set = HotSet.most_used(sampled, _hot_rows(arguments))
-        result, figures = None, {}
-        if sampled is None or not arguments.sample_only:
-            result = profile(source, arguments.batch_size, arguments.samples, progress)
-            figures = _figures(result, arguments.top)
-            _print(result, figures)
-        if sampled is not None:
-            hot = _hot_figures(arguments, sampled, hot_set)
-            if result is not None:
-                hot |= _true_figures(hot_set, result, source)
-            figures["hot_set"] = hot
-            _print_hot_set(hot)
+        _profile(arguments, _open(arguments, Path(scratch)), writes, hot_rows)
+
+
+def _profile(arguments: argparse.Namespace, source: Source, writes: bool, hot_rows: int) -> None:
+    from fusedrec_torchrec.access.access_profile import AccessProfile
+
+    others = [AccessProfile.load(path) for path in arguments.merge]
+
+    from fusedrec_torchrec.access.hot_set import HotSet
+    from fusedrec_torchrec.access.profile import draw_coverage, profile, sample_profile
+    from fusedrec_torchrec.access.recorder import merged
+    from fusedrec_torchrec.cli import profile_figures as figures_of
+
+    progress = not arguments.quiet
+    sampled = None
+    if writes:
+        sampled = sample_profile(source, arguments.share, arguments.counters, progress)
+        sampled = merged([sampled, *others]) if others else sampled
+        hot_set = HotSet.most_used(sampled, hot_rows)
+    result, figures = None, {}
+    if sampled is None or not arguments.sample_only:
+        result = profile(source, arguments.batch_size, arguments.samples, progress)
+        figures = figures_of.accesses(result, arguments.top)
+        figures_of.print_accesses(result, figures)
+    if sampled is not None:
+        hot = figures_of.hot_set(sampled, hot_set, _row_bytes(arguments))
+        if result is not None:
+            hot |= figures_of.true_hot_set(hot_set, result, source)
+        figures["hot_set"] = hot
+        figures_of.print_hot_set(hot)
     if arguments.save is not None and sampled is not None:
         sampled.save(arguments.save)
         print(f"access profile: {arguments.save}")
@@ -151,7 +147,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _row_bytes(arguments: argparse.Namespace) -> int:
-    """Of a hot row on a rank."""
+    """Returns the bytes of a hot row on a rank, with its optimizer state."""
     if arguments.embedding_dim < 1:
         raise ValueError(f"--embedding-dim is {arguments.embedding_dim}, must be at least 1")
     per_column, per_row = STATE_FLOATS[arguments.optimizer]
@@ -174,135 +170,23 @@ def _hot_rows(arguments: argparse.Namespace) -> int:
     return rows
 
 
-def _hot_figures(
-    arguments: argparse.Namespace, sampled: AccessProfile, hot_set: HotSet
-) -> dict[str, Any]:
-    """What the sample knows about the hot set."""
-    inside = sum(
-        int(sampled.counts[name][np.isin(sampled.ids[name], ids)].sum())
-        for name, ids in hot_set.ids.items()
-    )
-    return {
-        "samples": sampled.samples,
-        "error": sampled.error,
-        "rows": hot_set.rows,
-        "bytes": hot_set.rows * _row_bytes(arguments),
-        "coverage_in_the_sample": inside / max(sum(sampled.accesses.values()), 1),
-    }
-
-
-def _true_figures(hot_set: HotSet, result: Accesses, source: Source) -> dict[str, Any]:
-    """What all samples know about it."""
-    best = np.sort(result.all_counts())[::-1]
-    starts = range(0, result.samples, READ)
-    hot = sum(
-        int(hot_set.hot_samples(source.read(start, min(start + READ, result.samples))).sum())
-        for start in starts
-    )
-    return {
-        "coverage": covered_by(hot_set, result),
-        "best_coverage": float(best[: hot_set.rows].sum() / max(best.sum(), 1)),
-        "hot_samples": hot / result.samples,
-    }
-
-
-def _print_hot_set(hot: dict[str, Any]) -> None:
-    shares = {
-        "accesses they take, in the sample": "coverage_in_the_sample",
-        "in truth": "coverage",
-        "the best rows, as many, take": "best_coverage",
-        "samples that need hot rows only": "hot_samples",
-    }
-    print_table(
-        f"hot set, picked by {hot['samples']} samples",
-        ("", ""),
-        [
-            ("rows", hot["rows"]),
-            ("memory on each rank", human_bytes(hot["bytes"])),
-            *((title, f"{hot[key]:.1%}") for title, key in shares.items() if key in hot),
-            ("counts are too low by at most", hot["error"]),
-        ],
-    )
-
-
 def _open(arguments: argparse.Namespace, scratch: Path) -> Source:
     first = Path(arguments.data[0])
     if len(arguments.data) == 1 and first.suffix in (".yaml", ".yml"):
-        return open_source(load_config(str(first), []), progress=not arguments.quiet)
+        config = load_config(str(first), [])
+
+        from fusedrec_torchrec.training.source import open_source
+
+        return open_source(config, progress=not arguments.quiet)
     if len(arguments.data) == 1 and (first / MANIFEST).is_file():
+        from fusedrec_torchrec.training.data.prepared import PreparedData
+
         return PreparedData.open(first)
+
+    from fusedrec_torchrec.training.data.prepare import prepare
+
     options = PrepareOptions(on_bad_line=arguments.on_bad_line)
     data = prepare(arguments.data, scratch, options, not arguments.quiet, as_flag)
     if data.left_out:
         print("\n".join(data.left_out), file=sys.stderr)
     return data
-
-
-def _figures(result: Accesses, top: int) -> dict[str, Any]:
-    counts = result.all_counts()
-    accesses = int(counts.sum())
-    distinct = sum(table.distinct_in_batches for table in result.tables)
-    in_batches = result.batches * accesses / max(result.samples, 1) * result.batch_size
-    return {
-        "samples": result.samples,
-        "batch_size": result.batch_size,
-        "accesses": accesses,
-        "rows_used": len(counts),
-        "distinct_in_a_batch": distinct / max(in_batches, 1),
-        "top_shares": {str(s): share_of_top(counts, s) for s in (0.01, 0.022, 0.1, 0.13)},
-        "tables": [
-            {
-                "name": table.name,
-                "rows": table.rows,
-                "rows_used": table.rows_used,
-                "accesses": table.accesses,
-                "distinct_in_a_batch": table.distinct_in_batches / max(result.batches, 1),
-                "top_1_percent": share_of_top(table.counts, 0.01),
-                "rows_for_90_percent": rows_for(table.counts, 0.9),
-                "top_rows": table.top(top),
-            }
-            for table in result.tables
-        ],
-    }
-
-
-def _print(result: Accesses, figures: dict[str, Any]) -> None:
-    print_table(
-        f"accesses to {len(result.tables)} tables",
-        (
-            "table",
-            "rows",
-            "used",
-            f"distinct in {result.batch_size}",
-            "top 1 % take",
-            "rows for 90 %",
-            "most used rows (accesses)",
-        ),
-        [
-            (
-                table["name"],
-                table["rows"],
-                table["rows_used"],
-                f"{table['distinct_in_a_batch']:.0f}",
-                f"{table['top_1_percent']:.1%}",
-                table["rows_for_90_percent"],
-                ", ".join(f"row {row} ({count})" for row, count in table["top_rows"]),
-            )
-            for table in figures["tables"]
-        ],
-    )
-    shares = ", ".join(f"{float(s):.1%} take {v:.1%}" for s, v in figures["top_shares"].items())
-    print_table(
-        "all tables together",
-        ("", ""),
-        [
-            ("samples", figures["samples"]),
-            ("accesses", figures["accesses"]),
-            ("rows used", figures["rows_used"]),
-            (
-                f"distinct ids in {result.batch_size} samples",
-                f"{figures['distinct_in_a_batch']:.1%}",
-            ),
-            ("the most used rows", shares),
-        ],
-    )

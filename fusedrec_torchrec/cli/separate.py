@@ -1,17 +1,14 @@
-"""``fusedrec separate``: prepared data with its hot samples first."""
+"""``fusedrec separate`` writes prepared data anew, with its hot samples first."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.training.data.prepared import PreparedData
-from fusedrec_torchrec.training.data.separate import separate
-
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "separate",
         help="sort prepared data into hot samples and others, once, before training",
@@ -34,6 +31,11 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Writes the data and says how many samples are hot."""
+    from fusedrec_torchrec.access.hot_set import HotSet
+    from fusedrec_torchrec.training.data.prepared import PreparedData
+    from fusedrec_torchrec.training.data.separate import separate
+
     hot_set = HotSet.load(arguments.hot_set)
     data = separate(
         PreparedData.open(arguments.data),

@@ -1,4 +1,4 @@
-"""The settings of a configuration file, for ``--help``."""
+"""Lists the settings of a configuration file, for ``--help``."""
 
 import argparse
 import textwrap
@@ -10,7 +10,7 @@ __all__ = ["settings_help"]
 
 
 def settings_help(config: type[Any]) -> dict[str, Any]:
-    """Arguments of a parser whose help lists all settings of a configuration."""
+    """Returns arguments of a parser whose help lists all settings of a configuration."""
     lines = []
     for option in options(config):
         lines.append(f"  {option.path}: {option.type} = {option.default}")

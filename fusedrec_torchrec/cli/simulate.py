@@ -1,4 +1,4 @@
-"""``fusedrec simulate``: how systems scale, by the cost model."""
+"""``fusedrec simulate`` shows how systems scale, by the cost model."""
 
 import argparse
 import json
@@ -7,15 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
-from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
-from fusedrec_torchrec.planner.simulate import SYSTEMS, Point, simulate
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
 
 __all__ = ["add_command"]
 
@@ -23,6 +18,7 @@ RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "simulate",
         help="how systems scale to thousands of ranks, by the cost model",
@@ -47,18 +43,28 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Prices all systems on all sizes, prints tables, and writes figures and plots."""
     sizes = _sizes(arguments.ranks)
     if arguments.batches < 1:
         raise ValueError(f"--batches is {arguments.batches}, must be at least 1")
     scalings = ["weak", "strong"] if arguments.scaling == "both" else [arguments.scaling]
-    planning = load_planning(arguments.config, [*arguments.set, f"ranks={sizes[0]}"])
-    per_node = planning.cluster.ranks_per_node
+    files = read_planner_files(arguments.config, [*arguments.set, f"ranks={sizes[0]}"])
+    per_node = files.cluster.ranks_per_node
     for size in sizes:
         if size > per_node and size % per_node:
             raise ValueError(
                 f"--ranks has {size}, must be at most {per_node} or a multiple of it, the ranks of "
-                f"a node of {planning.cluster.name}"
+                f"a node of {files.cluster.name}"
             )
+
+    from tqdm import tqdm
+
+    from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
+    from fusedrec_torchrec.planner.report.scaling_table import print_scaling
+    from fusedrec_torchrec.planner.simulate import SYSTEMS, simulate
+    from fusedrec_torchrec.training.planning import planning_of
+
+    planning = planning_of(files)
     points = list(
         tqdm(
             simulate(planning, sizes, scalings, SYSTEMS, arguments.batches, arguments.seed),
@@ -69,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     )
     for scaling in scalings:
-        _print(scaling, [point for point in points if point.scaling == scaling])
+        print_scaling(scaling, [point for point in points if point.scaling == scaling])
     for path in (arguments.plot, arguments.json):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,34 +97,3 @@ def _sizes(text: str) -> list[int]:
     if not sizes or min(sizes) < 1 or sizes != sorted(set(sizes)):
         raise ValueError(f"--ranks is {text!r}, must be ascending numbers such as 8,16,32")
     return sizes
-
-
-def _print(scaling: str, points: list[Point]) -> None:
-    first: dict[str, Point] = {}
-    rows = []
-    for point in points:
-        base = first.setdefault(point.system, point) if point.seconds else None
-        efficiency = None
-        if base is not None:
-            efficiency = point.throughput / base.throughput * base.ranks / point.ranks
-        rows.append(
-            (
-                point.ranks,
-                point.system,
-                "-" if point.seconds is None else f"{1e3 * point.seconds:.2f}",
-                f"{point.throughput:,.0f}" if point.seconds else "-",
-                "-" if efficiency is None else f"{efficiency:.2f}",
-                human_bytes(point.bytes_sent) if point.seconds else "-",
-                f"{point.busiest:.2f}",
-                point.how,
-            )
-        )
-    print_table(
-        f"{scaling} scaling, {points[0].batch} samples a rank"
-        + ("" if scaling == "weak" else " to begin with"),
-        (
-            *("ranks", "system", "ms a step", "samples a second", "efficiency"),
-            *("a rank sends", "busiest owner", "how"),
-        ),
-        rows,
-    )

@@ -1,23 +1,18 @@
-"""``fusedrec train``: trains a DLRM as a configuration file says."""
+"""``fusedrec train`` trains a DLRM as a configuration file says."""
 
 import argparse
 import sys
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from fusedrec_torchrec.cli.settings import settings_help
-from fusedrec_torchrec.training.config import TrainConfig
-from fusedrec_torchrec.training.launch import launch
-from fusedrec_torchrec.training.main import add_arguments, load_config, open_checked
-from fusedrec_torchrec.training.rendezvous import LostMachineError
-from fusedrec_torchrec.training.run_folder import check_run, locked
+from fusedrec_torchrec.training.arguments import add_arguments
+from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig, load_config
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser(
         "train",
         help="train a DLRM as a configuration file says",
@@ -29,20 +24,50 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Checks the run, starts its ranks and waits for them."""
     config = load_config(arguments.config, arguments.set)
     one_machine = config.launch.nodes == 1
-    ranks = config.launch.ranks if one_machine else 1
-    source = open_checked(config, ranks, progress=not arguments.quiet)
-    if one_machine:
-        with locked(config.logging.directory):
-            check_run(config, source, arguments.resume, arguments.overwrite)
-    elif arguments.overwrite:
+    if arguments.overwrite and not one_machine:
         raise ValueError(
             "--overwrite is for one machine, where it is clear when a run begins; choose another "
             f"logging.directory than {config.logging.directory}, or remove it"
         )
+
+    from fusedrec_torchrec.training.checks import open_data
+    from fusedrec_torchrec.training.run_folder import check_run, locked
+
+    source = open_data(config, config.launch.ranks if one_machine else 1, not arguments.quiet)
+
+    def check_folder() -> None:
+        with locked(config.logging.directory):
+            check_run(config, source, arguments.resume, arguments.overwrite)
+
+    # A folder that is there already can be checked at once; a new one is not made in vain.
+    folder_exists = config.logging.directory.is_dir()
+    if one_machine and folder_exists:
+        check_folder()
+
+    from fusedrec_torchrec.training.device import check_device, device_type
+
+    check_device(config.launch)
+
+    from fusedrec_torchrec.training.check_sharding import check_sharding
+
+    check_sharding(config, source, device_type(config.launch))
+    if one_machine and not folder_exists:
+        check_folder()
+    return _launch(config.launch, arguments)
+
+
+def _launch(config: LaunchConfig, arguments: argparse.Namespace) -> int:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from fusedrec_torchrec.training.launch import launch
+    from fusedrec_torchrec.training.rendezvous import LostMachineError
+
     try:
-        launch(config.launch, _again(arguments))
+        launch(config, _again(arguments))
     except SignalException as error:
         print(f"fusedrec train: stopped by {error.sigval.name}", file=sys.stderr)
         return 128 + error.sigval
@@ -58,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _again(arguments: argparse.Namespace) -> list[str]:
-    """The command line for the ranks."""
+    """Returns the command line for the ranks."""
     command = ["--config", arguments.config]
     for override in arguments.set:
         command += ["--set", override]

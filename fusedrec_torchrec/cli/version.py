@@ -1,4 +1,4 @@
-"""``fusedrec version``: what is installed, for bug reports."""
+"""``fusedrec version`` shows what is installed, for bug reports."""
 
 import argparse
 import os
@@ -17,6 +17,7 @@ PACKAGES = (
 
 
 def add_command(commands: Any) -> None:
+    """Adds the subcommand and its arguments to those of ``fusedrec``."""
     parser = commands.add_parser("version", help="show versions and capabilities")
     parser.add_argument(
         "--verbose", action="store_true", help="versions of the stack, devices and backends"
@@ -25,6 +26,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Prints the version, and with ``--verbose`` those of the stack and what it can do."""
     print(f"fusedrec-torchrec {_version('fusedrec-torchrec')}")
     if not arguments.verbose:
         return
@@ -46,9 +48,9 @@ def _capabilities() -> list[tuple[str, str]]:
     import torch
     import torch.distributed as dist
 
-    import fusedrec_torchrec  # noqa: F401  (loads FBGEMM's operators)
     from fusedrec_torchrec.core import native
     from fusedrec_torchrec.exchange.buckets import kernels_of
+    from fusedrec_torchrec.exchange.lookup import FusedLookup  # noqa: F401 (loads FBGEMM's operators)
 
     backends = {
         "gloo": dist.is_gloo_available(),

@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-__all__ = ["CODECS", "CodecOptions", "Codecs"]
+__all__ = ["CODECS", "NARROW", "NUMBERS", "CodecOptions", "Codecs", "NarrowType", "NumberType"]
 
 CodecType = Literal["fp32", "fp16", "bf16", "int8", "dct"]
-NumberType = Literal["fp32", "fp16", "bf16"]
-CODECS = ("fp32", "fp16", "bf16", "int8", "dct")
-NUMBERS = ("fp32", "fp16", "bf16")  # formats of single numbers
+CODECS: tuple[CodecType, ...] = get_args(CodecType)
+NumberType = Literal["fp32", "fp16", "bf16"]  # formats of single numbers
+NUMBERS: tuple[NumberType, ...] = get_args(NumberType)
+NarrowType = Literal["fp16", "bf16", "int8"]  # formats of whole rows in fewer bits
+NARROW: tuple[NarrowType, ...] = get_args(NarrowType)
 SCALED = ("fp16", "bf16")
 DENSITY, EVERY = 0.25, 1000
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -17,7 +19,7 @@ FORBID: dict[str, str] = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class CodecOptions:
-    """The codec of numbers that travel in one direction, and its settings.
+    """Says how numbers travel in one direction.
 
     Attributes:
         type: ``fp32`` as they are; ``fp16``, ``bf16``; ``int8`` with a scale and a bias for each
@@ -81,7 +83,7 @@ class CodecOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Codecs:
-    """The codecs of rows on their way to requesters, and of their gradients on the way back.
+    """Says how rows travel to their requesters, and how their gradients travel back.
 
     Attributes:
         forward: of rows.

@@ -1,8 +1,10 @@
 """Configuration files: one YAML file is one tree of dataclasses.
 
-A section is a class decorated with ``section``: a pydantic dataclass that refuses unknown keys
-and takes the docstring under each field as its description.  The same names appear in the YAML
-file, in Python and in ``--set a.b=c``.
+A section is a frozen dataclass with keyword-only fields.  Its docstring describes them under
+``Attributes:``, its ``__post_init__`` checks what one field alone cannot tell, and unknown keys are
+refused.  What only files configure is decorated with ``section``, which checks types and ranges in
+Python, too; options that users make in Python are plain dataclasses, which pydantic checks when a
+file is read.  The same names appear in the YAML file, in Python and in ``--set a.b=c``.
 """
 
 import copy
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, dataclass_transform, get_args
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -28,6 +30,7 @@ from fusedrec_torchrec.core.safe_yaml import parse_yaml, read_yaml
 
 __all__ = [
     "Option",
+    "check_is_file",
     "from_mapping",
     "load_yaml",
     "options",
@@ -45,19 +48,39 @@ MOST_PROBLEMS = 100  # that are named
 def section(cls: type[T]) -> type[T]:
     """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys."""
     return pydantic_dataclass(
-        config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
+        config=ConfigDict(extra="forbid", json_schema_extra=_describe),
         frozen=True,
         kw_only=True,
     )(cls)  # type: ignore[return-value]
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds, unchecked."""
-    path = Path(path)
+def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
+    """Adds the descriptions of a class and of its fields to its JSON Schema."""
+    schema["description"] = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
+    for name, field in schema["properties"].items():
+        field["description"] = " ".join(_described(cls, name).split())
+
+
+def check_is_file(path: Path) -> None:
+    """Refuses a path at which there is no configuration file.
+
+    Raises:
+        ValueError: there is nothing, or a folder.
+    """
     if path.is_dir():
         raise ValueError(f"configuration file {path} is a folder, must be a YAML file")
     if not path.is_file():
         raise ValueError(f"configuration file {path} does not exist")
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Returns the mapping that a YAML file holds, unchecked.
+
+    Raises:
+        ValueError: the file is missing, or holds something else.
+    """
+    path = Path(path)
+    check_is_file(path)
     data = read_yaml(path)
     if data is None:
         return {}
@@ -67,7 +90,13 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of ``data`` with ``a.b=c`` applied; ``c`` is read as YAML, list items by number."""
+    """Returns a copy of ``data`` with ``a.b=c`` applied.
+
+    ``c`` is read as YAML; a number in the place of ``b`` stands for an item of a list.
+
+    Raises:
+        ValueError: an override has another form, or leads nowhere.
+    """
     result: Any = copy.deepcopy(dict(data))
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -134,7 +163,7 @@ def _problem(cls: type[Any], item: dict[str, Any]) -> str:
 
 
 def _section_at(cls: Any, path: Sequence[str]) -> Any:
-    """The section that ``path`` leads to; numbers and keys of lists and mappings are passed by."""
+    """Returns the section that a path leads to; numbers and keys on the way are passed by."""
     for key in path:
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         cls = _section_in(kinds.get(key)) or cls
@@ -142,7 +171,7 @@ def _section_at(cls: Any, path: Sequence[str]) -> Any:
 
 
 def _section_in(kind: Any) -> Any:
-    """The section that a type is or holds, as ``list[Section]`` does; None if there is none."""
+    """Returns the section that a type is or holds, as ``list[Section]`` does, or None."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return kind
     return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
@@ -150,7 +179,7 @@ def _section_in(kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a tree."""
+    """Is one setting of a tree, with its type and its default as a user writes them."""
 
     path: str
     type: str
@@ -159,11 +188,11 @@ class Option:
 
 
 def options(cls: Any, prefix: str = "") -> Iterator[Option]:
-    """All settings of the tree ``cls``, in the order of their definition."""
+    """Yields all settings of the tree ``cls``, in the order of their definition."""
     for field in dataclasses.fields(cls):
         path = prefix + field.name
         info = cls.__pydantic_fields__[field.name] if is_pydantic_dataclass(cls) else None
-        description = " ".join(((info and info.description) or _described(cls, field.name)).split())
+        description = " ".join(_described(cls, field.name).split())
         inner = _section_in(field.type)
         if inner is not None and inner is field.type:
             yield from options(inner, path + ".")
@@ -175,13 +204,15 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
 
 
 def _described(cls: Any, name: str) -> str:
-    """A field's text in the ``Attributes:`` part of a plain dataclass's docstring."""
+    """Returns a field's text in the ``Attributes:`` part of a dataclass's docstring."""
     attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
     found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
     return found.group(1) if found else ""
 
 
 def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     if isinstance(kind, type) and not get_args(kind):
         return kind.__name__
     text = re.sub(r"\b(\w+\.)+(?=\w)", "", str(kind))  # names without their modules
@@ -211,11 +242,11 @@ def _default(field: Any, info: FieldInfo | None) -> str:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The whole tree as plain data; ``from_mapping`` makes an equal tree of it."""
+    """Returns the whole tree as plain data, of which ``from_mapping`` makes an equal tree."""
     data: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json")
     return data
 
 
 def to_yaml(config: Any) -> str:
-    """The whole tree as YAML; reading it back gives an equal tree."""
+    """Returns the whole tree as YAML; reading it back gives an equal tree."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False)

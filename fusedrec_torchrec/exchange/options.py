@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import SkipValidation
 
 from fusedrec_torchrec.codecs.options import Codecs
 
-__all__ = ["ExchangeOptions"]
+__all__ = ["ExchangeOptions", "InputDist"]
 
-INPUT_DISTS = ("single_shot", "exact_counts")
-EXTRA_FEATURES = ("error", "ignore")
+InputDist = Literal["single_shot", "exact_counts"]
+INPUT_DISTS: tuple[InputDist, ...] = get_args(InputDist)
+ExtraFeatures = Literal["error", "ignore"]
+EXTRA_FEATURES: tuple[ExtraFeatures, ...] = get_args(ExtraFeatures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """How ids, rows and gradients travel, and what is accepted as input.
+    """Says how ids, rows and gradients travel, and what is accepted as input.
 
     Attributes:
         input_dist: ``"single_shot"`` sends counts and ids in one all-to-all of fixed capacity
@@ -35,10 +39,11 @@ class ExchangeOptions:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # as part of a YAML file
 
-    input_dist: str = "single_shot"
+    # What is allowed is checked below, in the same words for Python and for files.
+    input_dist: Annotated[InputDist, SkipValidation] = "single_shot"
     hash_ids: bool | Sequence[str] = False
     hash_seed: int = 0
-    extra_features: str = "error"
+    extra_features: Annotated[ExtraFeatures, SkipValidation] = "error"
     capacity_slack: float = 0.125
     codecs: Codecs | None = None
     table_codecs: Mapping[str, Codecs] = field(default_factory=dict)

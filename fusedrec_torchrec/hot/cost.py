@@ -27,7 +27,7 @@ ID_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions:
-    """What the cost model assumes of machine and training.
+    """Says what the cost model assumes of machine and training.
 
     Attributes:
         batch_size: samples of a batch of one rank.

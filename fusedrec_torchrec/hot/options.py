@@ -15,7 +15,7 @@ FORBID: dict[str, str] = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class HotRule:
-    """Which rows are hot; exactly one of the settings.
+    """Says which rows are hot, by exactly one of the settings.
 
     Attributes:
         ids: these rows of a table.
@@ -51,7 +51,7 @@ class HotRule:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions:
-    """How the hot set follows the data.
+    """Says how the hot set follows the data.
 
     Attributes:
         every: training steps from one look at the counts to the next.
@@ -84,7 +84,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HotOptions:
-    """Hot rows: which, and how they are kept in sync.
+    """Says which rows are hot, and how they are kept in sync.
 
     Attributes:
         rule: which rows of all fused tables of a module together are hot; None if only ``tables``

@@ -14,54 +14,72 @@ __all__ = ["DenseConfig", "PlannedTable", "PlannerConfig", "schema"]
 
 @section
 class PlannedTable:
+    """Describes a table to plan, or several of a kind.
+
+    Attributes:
+        name: Name of the table.
+        rows: Number of rows.
+        dim: Number of columns.
+        copies: Makes this many tables of the kind, name_0, name_1 and so on.
+        features: Features that look up the table.
+        pooling: Ids of a sample and feature, on average.
+        zipf: Exponent of the Zipf law of its ids; that of all tables if none.
+        sequence: A row of output for every id (EmbeddingCollection) instead of one for each bag.
+    """
+
     name: str = Field(min_length=1)
-    """Name of the table."""
     rows: int = Field(ge=1)
-    """Number of rows."""
     dim: int = Field(default=64, ge=1)
-    """Number of columns."""
     copies: int = Field(default=1, ge=1)
-    """Makes this many tables of the kind, name_0, name_1 and so on."""
     features: int = Field(default=1, ge=1)
-    """Features that look up the table."""
     pooling: float = Field(default=1.0, ge=0)
-    """Ids of a sample and feature, on average."""
     zipf: float | None = Field(default=None, ge=0, le=4)
-    """Exponent of the Zipf law of its ids; that of all tables if none."""
     sequence: bool = False
-    """A row of output for every id (EmbeddingCollection) instead of one for each bag."""
 
 
 @section
 class DenseConfig:
+    """Describes the rest of the model, as far as it takes time in a step.
+
+    Attributes:
+        milliseconds: Of a step, for the rest of the model, on each rank.
+        gradients_mb: MB of its gradients, which an all-reduce sums up.
+        hidden: Share of this all-reduce that runs beside the backward pass.
+    """
+
     milliseconds: float = Field(default=0.0, ge=0)
-    """Of a step, for the rest of the model, on each rank."""
     gradients_mb: float = Field(default=0.0, ge=0)
-    """MB of its gradients, which an all-reduce sums up."""
     hidden: float = Field(default=0.8, ge=0, le=1)
-    """Share of this all-reduce that runs beside the backward pass."""
 
 
 @section
 class PlannerConfig:
+    """Says what is planned, and for which cluster.
+
+    Attributes:
+        cluster: File of the cluster, relative to this one: of configs/clusters or `fusedrec
+            calibrate`.
+        ranks: Ranks to plan for; those of the training or, without one, of the cluster if none.
+        train: Training configuration, relative to this file, whose tables, batch and optimizer are
+            planned.
+        tables: Tables to plan, where there is no training configuration.
+        batch_size: Samples of a rank; the training's if none.
+        optimizer: Optimizer of the tables; the training's, or row-wise AdaGrad, if none.
+        profile: Access profile, relative to this file (`fusedrec profile --save`).
+        zipf: Exponent of the Zipf law of ids, where there is no profile; if none, that of generated
+            data, or all rows are used alike.
+        dense: The rest of the model.
+        search: What the planner may decide.
+    """
+
     cluster: Path = Path("../clusters/cpu_ethernet.yaml")
-    """File of the cluster, relative to this one: of configs/clusters or `fusedrec calibrate`."""
     ranks: int | None = Field(default=None, ge=1)
-    """Ranks to plan for; those of the training or, without one, of the cluster if none."""
     train: Path | None = None
-    """Training configuration, relative to this file, whose tables, batch and optimizer are
-    planned."""
     tables: list[PlannedTable] = Field(default=[])
-    """Tables to plan, where there is no training configuration."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Samples of a rank; the training's if none."""
     optimizer: EmbeddingOptimizerConfig | None = None
-    """Optimizer of the tables; the training's, or row-wise AdaGrad, if none."""
     profile: Path | None = None
-    """Access profile, relative to this file (`fusedrec profile --save`)."""
     zipf: float | None = Field(default=None, ge=0, le=4)
-    """Exponent of the Zipf law of ids, where there is no profile; if none, that of generated data,
-    or all rows are used alike."""
     dense: DenseConfig = DenseConfig()
     search: SearchConfig = SearchConfig()
 
@@ -73,6 +91,6 @@ class PlannerConfig:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of planner configurations, for editors."""
+    """Returns the JSON Schema of planner configurations, for editors."""
     found = TypeAdapter(PlannerConfig).json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

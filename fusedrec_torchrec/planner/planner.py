@@ -35,6 +35,7 @@ from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
 from fusedrec_torchrec.planner.search.decide import Decision, decide
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
+from fusedrec_torchrec.planner.topology import topology_of
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -97,7 +98,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                     "sharding_group_size and cluster are both given: with a cluster, "
                     "search.groups.sizes says which groups may be"
                 )
-            topology = topology or cluster.topology()
+            topology = topology or topology_of(cluster)
             if topology.world_size != cluster.ranks:
                 raise ValueError(
                     f"topology.world_size is {topology.world_size}, must be cluster.ranks, "

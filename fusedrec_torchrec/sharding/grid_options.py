@@ -1,16 +1,22 @@
 """What a user can choose about 2D parallelism."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from fusedrec_torchrec.codecs.options import CodecOptions
 
-__all__ = ["GridOptions"]
+__all__ = ["GridOptions", "GridSync"]
+
+GridSync = Literal["weights", "gradients"]
+Rows = Literal["touched", "all"]
+Overlap = Literal["none", "until_lookup", "one_step"]
+Layout = Literal["replicas_adjacent", "groups_adjacent"]
+CHOICES: dict[str, Any] = {"sync": GridSync, "rows": Rows, "overlap": Overlap, "layout": Layout}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions:
-    """Groups of model parallelism, replicated by data parallelism.
+    """Describes groups of model parallelism, which are replicas of each other.
 
     Attributes:
         sharding_group_size: ranks of a group, over which the tables are sharded; the number of
@@ -37,25 +43,20 @@ class GridOptions:
 
     sharding_group_size: int
     sync_every: int = 1
-    sync: Literal["weights", "gradients"] = "weights"
-    rows: Literal["touched", "all"] = "touched"
+    sync: GridSync = "weights"
+    rows: Rows = "touched"
     sync_optimizer_state: bool = True
-    overlap: Literal["none", "until_lookup", "one_step"] = "none"
+    overlap: Overlap = "none"
     codec: CodecOptions | None = None
-    layout: Literal["replicas_adjacent", "groups_adjacent"] = "replicas_adjacent"
+    layout: Layout = "replicas_adjacent"
 
     def __post_init__(self) -> None:
         for name in ("sharding_group_size", "sync_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, must be a whole number of at least 1")
-        choices = {
-            "sync": ("weights", "gradients"),
-            "rows": ("touched", "all"),
-            "overlap": ("none", "until_lookup", "one_step"),
-            "layout": ("replicas_adjacent", "groups_adjacent"),
-        }
-        for name, allowed in choices.items():
+        for name, choice in CHOICES.items():
+            allowed = get_args(choice)
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, must be one of {', '.join(allowed)}"

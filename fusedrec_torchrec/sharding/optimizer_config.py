@@ -11,16 +11,22 @@ __all__ = ["EmbeddingOptimizerConfig"]
 
 @section
 class EmbeddingOptimizerConfig:
+    """Chooses the optimizer of the embedding tables.
+
+    Attributes:
+        type: FBGEMM's fused optimizer of the tables; momentum_scaled is for 2D parallelism.
+        learning_rate: Before the schedule.
+        eps: Added to the root of the state.
+        momentum_scale: What momentum_scaled_rowwise_adagrad divides its state by; the number of
+            groups if none.
+    """
+
     type: Literal["rowwise_adagrad", "momentum_scaled_rowwise_adagrad", "adagrad", "sgd"] = (
         "rowwise_adagrad"
     )
-    """FBGEMM's fused optimizer of the tables; momentum_scaled is for 2D parallelism."""
     learning_rate: float = Field(default=0.1, gt=0)
-    """Before the schedule."""
     eps: float = Field(default=1e-8, ge=0)
-    """Added to the root of the state."""
     momentum_scale: float | None = Field(default=None, gt=0)
-    """What momentum_scaled_rowwise_adagrad divides its state by; the number of groups if none."""
 
     def __post_init__(self) -> None:
         if self.momentum_scale is not None and self.type != "momentum_scaled_rowwise_adagrad":

@@ -24,6 +24,7 @@ from torchrec.distributed.types import (
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.compat.placement import RemoteDevice
+from fusedrec_torchrec.exchange.options import InputDist
 from fusedrec_torchrec.hot.options import HotRule
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -42,7 +43,7 @@ class FusedParameterSharding(ParameterSharding):
     """
 
     hot_rows: HotRule | None = None
-    input_dist: str | None = None
+    input_dist: InputDist | None = None
     codecs: Codecs | RegistryCodecs | None = None
 
 
@@ -67,7 +68,7 @@ def fused_row_wise(
     rows_per_rank: Sequence[int] | None = None,
     compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
     hot_rows: HotRule | Sequence[int] | None = None,
-    input_dist: str | None = None,
+    input_dist: InputDist | None = None,
     codecs: Codecs | None = None,
 ) -> ParameterShardingGenerator:
     """Makes a generator for TorchRec's ``construct_module_sharding_plan``.

@@ -31,7 +31,7 @@ from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, section, to_mapping
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.core.folder_files import check_file_name, open_in_folder, shown
-from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.options import ExchangeOptions, InputDist
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import (
@@ -100,7 +100,7 @@ class PlanFile:
     """Where tables live."""
     grid: GridOptions | None = None
     """2D parallelism: the plan is that of one group."""
-    input_dist: Literal["single_shot", "exact_counts"] | None = None
+    input_dist: InputDist | None = None
     """How ids of fused tables travel; as sharders say if none."""
     hot_sync_every: int = Field(default=1, ge=1)
     """Steps from one sync of hot rows to the next."""

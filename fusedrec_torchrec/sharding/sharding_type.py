@@ -5,8 +5,13 @@ TorchRec's own ``ShardingType`` is an Enum with members and cannot be extended; 
 """
 
 from enum import Enum, unique
+from typing import Literal, get_args
 
-__all__ = ["FUSED", "FusedShardingType"]
+__all__ = ["FUSED", "SHARDINGS", "FusedShardingType", "Sharding"]
+
+# What configuration files and the command can say about the sharding of a table.
+Sharding = Literal["fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel"]
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
 
 @unique

@@ -1,17 +1,16 @@
 """Finds what is wrong with the sharding of a run, before any rank starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from fusedrec_torchrec.access.access_profile import AccessProfile
-from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.hot.choose import check_counts, checked_ids
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.plan_file import read_plan, sharding_plan_of
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.training.checks import tables_named
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.model import build_model
 
@@ -21,33 +20,22 @@ MAY_BE_FUSED = (FUSED, "auto")
 
 
 def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
-    """Checks all settings about the sharding of tables.
+    """Checks the sharding of a run whose tables and files are known to exist.
 
     Args:
-        config: of the run.
+        config: of the run, checked by ``open_data``.
         source: its data, which has the tables.
         device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ValueError: a setting names a table that does not exist or is not fused, or rows that the
-            table does not have; or the plan file is missing, for other ranks or for other tables.
+        ValueError: a setting names a table that is not fused, or rows that the table does not have;
+            or the plan file is for other ranks or for other tables.
     """
-    names = list(source.table_rows)
-    for setting, tables in _names_of(config):
-        for name in tables:
-            if name not in names:
-                raise ValueError(
-                    f"{setting} names {name!r}, which is no table; there are {', '.join(names)}"
-                )
     shardings = _planned(config, source, device)
     hot = config.sharding.hot
-    if hot.hot_set is not None:
-        HotSet.load(hot.hot_set).check(source.table_rows)
-    if hot.profile is not None:
-        AccessProfile.load(hot.profile).check(source.table_rows)
     if not any(kind in MAY_BE_FUSED for kind in shardings.values()):
         return  # settings of fused tables are of no use, but do no harm
-    for setting, tables in _names_of(config):
+    for setting, tables in tables_named(config):
         for name in tables:
             if setting != "sharding.tables" and shardings[name] not in MAY_BE_FUSED:
                 raise ValueError(
@@ -55,16 +43,6 @@ def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
                     f"{FUSED}"
                 )
     _check_hot_rows(hot, source.table_rows)
-
-
-def _names_of(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yields settings that name tables, and the tables they name."""
-    sharding = config.sharding
-    hashed = sharding.exchange.hash_ids
-    yield "sharding.tables", list(sharding.tables)
-    yield "sharding.exchange.hash_ids", [] if isinstance(hashed, bool) else list(hashed)
-    yield "sharding.exchange.table_codecs", list(sharding.exchange.table_codecs)
-    yield "sharding.hot.tables", list(sharding.hot.tables)
 
 
 def _planned(config: TrainConfig, source: Source, device: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What one training run is: the tree behind ``configs/*.yaml`` and ``fusedrec train``."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -8,11 +9,13 @@ from typing import Literal
 from pydantic import Field
 
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
-from fusedrec_torchrec.core.config import section
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, section, with_overrides
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
+from fusedrec_torchrec.sharding.sharding_type import Sharding
+from fusedrec_torchrec.training.data.prepare_options import OnBadLine
 
 __all__ = [
     "BadBatchesConfig",
@@ -30,30 +33,36 @@ __all__ = [
     "SyntheticConfig",
     "TableConfig",
     "TrainConfig",
+    "copies_of",
+    "load_config",
 ]
 
-ShardingKind = Literal[
-    "fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel", "auto"
-]
+ShardingKind = Literal[Sharding, "auto"]
 
 
 @section
 class ModelConfig:
+    """Describes the model: a DLRM, and the sizes of its layers.
+
+    Attributes:
+        architecture: TorchRec's DLRM (dot products), DLRM_DCN (low-rank cross net) or
+            DLRM_Projection.
+        embedding_dim: Columns of every embedding table.
+        dense_arch: Layer sizes of the bottom MLP; the last must equal embedding_dim.
+        over_arch: Layer sizes of the top MLP; the last must be 1, the click.
+        dcn_layers: dlrm_dcn: number of cross layers.
+        dcn_low_rank: dlrm_dcn: rank of the cross layers' weights.
+        projection_branches: dlrm_projection: layer sizes of the two interaction branches; each must
+            end in a multiple of embedding_dim.
+    """
+
     architecture: Literal["dlrm", "dlrm_dcn", "dlrm_projection"] = "dlrm"
-    """TorchRec's DLRM (dot products), DLRM_DCN (low-rank cross net) or DLRM_Projection."""
     embedding_dim: int = Field(default=16, ge=4, multiple_of=4)
-    """Columns of every embedding table."""
     dense_arch: list[int] = Field(default=[64, 16], min_length=1)
-    """Layer sizes of the bottom MLP; the last must equal embedding_dim."""
     over_arch: list[int] = Field(default=[64, 32, 1], min_length=2)
-    """Layer sizes of the top MLP; the last must be 1, the click."""
     dcn_layers: int = Field(default=3, ge=1)
-    """dlrm_dcn: number of cross layers."""
     dcn_low_rank: int = Field(default=64, ge=1)
-    """dlrm_dcn: rank of the cross layers' weights."""
     projection_branches: list[list[int]] = Field(default=[[64], [64]], min_length=2, max_length=2)
-    """dlrm_projection: layer sizes of the two interaction branches; each must end in a multiple
-    of embedding_dim."""
 
     def __post_init__(self) -> None:
         if self.dense_arch[-1] != self.embedding_dim:
@@ -76,45 +85,60 @@ class ModelConfig:
 
 @section
 class TableConfig:
+    """Describes a table of generated data, or several of a kind.
+
+    Attributes:
+        name: Name of the table and of its feature.
+        rows: Number of rows.
+        copies: Makes this many tables of the kind, name_0, name_1 and so on.
+        pooling: Generated data: average number of ids in a sample; 1 is exactly one.
+        zipf: Generated data: exponent of the Zipf law of ids; 0 is uniform.
+        drift: Generated data: how many ranks of popularity the hot set moves on in 1000 samples.
+    """
+
     name: str = Field(min_length=1)
-    """Name of the table and of its feature."""
     rows: int = Field(ge=1)
-    """Number of rows."""
     copies: int = Field(default=1, ge=1)
-    """Makes this many tables of the kind, name_0, name_1 and so on."""
     pooling: float = Field(default=1.0, gt=0, le=1000)
-    """Generated data: average number of ids in a sample; 1 is exactly one."""
     zipf: float = Field(default=1.1, ge=0, le=4)
-    """Generated data: exponent of the Zipf law of ids; 0 is uniform."""
     drift: float = Field(default=0.0, ge=0)
-    """Generated data: how many ranks of popularity the hot set moves on in 1000 samples."""
 
 
 @section
 class SyntheticConfig:
+    """Describes generated clicks.
+
+    Attributes:
+        dense_features: Number of dense features.
+        samples: Number of samples; the last data.held_out of them are held out.
+        click_rate: Share of clicks, about.
+        signal: Strength of the planted model; 0 makes clicks pure noise.
+    """
+
     dense_features: int = Field(default=8, ge=1)
-    """Number of dense features."""
     samples: int = Field(default=2_000_000, ge=1)
-    """Number of samples; the last data.held_out of them are held out."""
     click_rate: float = Field(default=0.25, gt=0, lt=1)
-    """Share of clicks, about."""
     signal: float = Field(default=1.0, ge=0)
-    """Strength of the planted model; 0 makes clicks pure noise."""
 
 
 @section
 class CriteoConfig:
+    """Says where data in Criteo's format is, and how its text is prepared.
+
+    Attributes:
+        files: Text files (.tsv, .txt, day_N, plain or .gz) or folders of them, in order; prepared
+            into `prepared` when training starts.
+        prepared: Folder of prepared data, as `fusedrec prepare` writes it.
+        min_count: Values seen less often in a column share one row.
+        max_rows: Most rows of a table; beyond it the most frequent values keep a row of their own.
+        on_bad_line: What to do with a malformed line.
+    """
+
     files: list[str] = Field(default=[])
-    """Text files (.tsv, .txt, day_N, plain or .gz) or folders of them, in order; prepared into
-    `prepared` when training starts."""
     prepared: Path | None = None
-    """Folder of prepared data, as `fusedrec prepare` writes it."""
     min_count: int = Field(default=1, ge=1)
-    """Values seen less often in a column share one row."""
     max_rows: int | None = Field(default=None, ge=3)
-    """Most rows of a table; beyond it the most frequent values keep a row of their own."""
-    on_bad_line: Literal["skip", "error"] = "error"
-    """What to do with a malformed line."""
+    on_bad_line: OnBadLine = "error"
 
     def __post_init__(self) -> None:
         if self.files and self.prepared is None:
@@ -123,41 +147,55 @@ class CriteoConfig:
 
 @section
 class HotBatchesConfig:
+    """Says in which order hot batches, which need hot rows only, and cold ones are trained.
+
+    Attributes:
+        order: mixed takes samples as they come; stream forms hot batches, which need hot rows only,
+            and cold ones within each chunk; separated wants data that `fusedrec separate` has
+            sorted.
+        rate: Share of the hot (and of the cold) batches that are trained before it is the others'
+            turn: of the chunk (stream) or the epoch (separated).
+        adaptive: Halves the rate when the evaluation loss has risen, doubles it when it has fallen
+            four times in a row; needs eval_every.
+    """
+
     order: Literal["mixed", "stream", "separated"] = "mixed"
-    """mixed takes samples as they come; stream forms hot batches, which need hot rows only, and
-    cold ones within each chunk; separated wants data that `fusedrec separate` has sorted."""
     rate: float = Field(default=0.5, gt=0, le=1)
-    """Share of the hot (and of the cold) batches that are trained before it is the others' turn:
-    of the chunk (stream) or the epoch (separated)."""
     adaptive: bool = False
-    """Halves the rate when the evaluation loss has risen, doubles it when it has fallen four times
-    in a row; needs eval_every."""
 
 
 @section
 class DataConfig:
+    """Says what data is trained on, and how batches are made of it.
+
+    Attributes:
+        source: Generated clicks, or data in Criteo's format.
+        synthetic: What generated clicks are like.
+        criteo: Where data in Criteo's format is.
+        batch_size: Samples of a step, of all ranks together.
+        eval_batch_size: Samples of an evaluation step, of all ranks together; batch_size if none.
+        held_out: Share of the data, at its end, that is kept for evaluation.
+        lanes: Independent streams a batch is made of; ranks share them. Batches are the same for
+            every number of ranks that divides it.
+        shuffle: Shuffles training samples, anew in each epoch (Criteo data).
+        chunk_batches: Batches that are read and shuffled together.
+        hot_batches: The order of hot and cold batches.
+        workers: Reader processes of each rank; 0 reads in the training process.
+        seed: Of the order of samples, and of generated data.
+    """
+
     source: Literal["synthetic", "criteo"] = "synthetic"
-    """Generated clicks, or data in Criteo's format."""
     synthetic: SyntheticConfig = SyntheticConfig()
     criteo: CriteoConfig = CriteoConfig()
     batch_size: int = Field(default=2048, ge=1)
-    """Samples of a step, of all ranks together."""
     eval_batch_size: int | None = Field(default=None, ge=1)
-    """Samples of an evaluation step, of all ranks together; batch_size if none."""
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the data, at its end, that is kept for evaluation."""
     lanes: int = Field(default=8, ge=1)
-    """Independent streams a batch is made of; ranks share them.  Batches are the same for every
-    number of ranks that divides it."""
     shuffle: bool = True
-    """Shuffles training samples, anew in each epoch (Criteo data)."""
     chunk_batches: int = Field(default=16, ge=1)
-    """Batches that are read and shuffled together."""
     hot_batches: HotBatchesConfig = HotBatchesConfig()
     workers: int = Field(default=1, ge=0)
-    """Reader processes of each rank; 0 reads in the training process."""
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    """Of the order of samples, and of generated data."""
 
     def __post_init__(self) -> None:
         for name, size in (
@@ -172,39 +210,57 @@ class DataConfig:
 
 @section
 class ShardingConfig:
+    """Says how tables are sharded, and how rows and gradients travel.
+
+    Attributes:
+        type: Sharding of all tables; auto leaves it to the planner.
+        tables: Sharding types of single tables, by table name.
+        exchange: How ids, rows and gradients of fused tables travel.
+        hot: Which rows are replicated on every rank.
+        grid: 2D parallelism: tables are sharded over groups of ranks, which are replicas of each
+            other; none is one group of all ranks.
+        dense_gradients: Only the largest entries of the dense part's gradients travel; none sends
+            all of them.
+    """
+
     type: ShardingKind = "fused_row_wise"
-    """Sharding of all tables; auto leaves it to the planner."""
     tables: dict[str, ShardingKind] = Field(default={})
-    """Sharding types of single tables, by table name."""
     exchange: ExchangeOptions = ExchangeOptions()
     hot: HotOptions = HotOptions()
     grid: GridOptions | None = None
-    """2D parallelism: tables are sharded over groups of ranks, which are replicas of each other;
-    none is one group of all ranks."""
     dense_gradients: ThresholdOptions | None = None
-    """Only the largest entries of the dense part's gradients travel; none sends all of them."""
 
 
 @section
 class DenseOptimizerConfig:
+    """Chooses the optimizer of the dense part of the model.
+
+    Attributes:
+        type: Optimizer of the MLPs.
+        learning_rate: Before the schedule.
+    """
+
     type: Literal["adam", "adagrad", "sgd"] = "adam"
-    """Optimizer of the MLPs."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Before the schedule."""
 
 
 @section
 class ScheduleConfig:
+    """Says how learning rates change in the course of a run.
+
+    Attributes:
+        warmup_steps: Steps in which the learning rates rise linearly.
+        warmup_start: Factor of the learning rates in the first step of the warm-up.
+        decay_start: Step at which the learning rates begin to fall linearly; none is no decay.
+        decay_end: Step at which they reach decay_factor; the last step of the run if none.
+        decay_factor: Factor of the learning rates after the decay.
+    """
+
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps in which the learning rates rise linearly."""
     warmup_start: float = Field(default=0.1, ge=0, le=1)
-    """Factor of the learning rates in the first step of the warm-up."""
     decay_start: int | None = Field(default=None, ge=0)
-    """Step at which the learning rates begin to fall linearly; none is no decay."""
     decay_end: int | None = Field(default=None, ge=1)
-    """Step at which they reach decay_factor; the last step of the run if none."""
     decay_factor: float = Field(default=0.1, ge=0, le=1)
-    """Factor of the learning rates after the decay."""
 
     def __post_init__(self) -> None:
         if self.decay_start is not None and self.decay_start < self.warmup_steps:
@@ -226,6 +282,14 @@ class ScheduleConfig:
 
 @section
 class OptimizerConfig:
+    """Holds the optimizers of a run and the schedule of their learning rates.
+
+    Attributes:
+        embedding: Of the tables.
+        dense: Of the MLPs.
+        schedule: Of all learning rates.
+    """
+
     embedding: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -233,32 +297,39 @@ class OptimizerConfig:
 
 @section
 class LaunchConfig:
+    """Says on which machines and devices ranks are started, and how they meet.
+
+    Attributes:
+        ranks: Processes on each machine.
+        nodes: Number of machines.
+        min_nodes: Elastic training: goes on with as few machines as this; nodes if none.
+        rendezvous: host:port that all machines can reach, for more than one machine; the machine
+            that has this address hosts the rendezvous.
+        is_host: Whether this machine hosts the rendezvous; none finds out by its addresses.
+        interface: Network interface, such as eth0, that ranks talk through; none takes the one that
+            leads to the rendezvous.
+        job: Name of the job at the rendezvous.
+        max_restarts: How often ranks are started again after a failure; they go on from the last
+            checkpoint.
+        device: auto is cuda where there is one.
+        backend: auto is nccl on cuda, gloo on cpu.
+        threads: Threads of each rank on the CPU.
+        timeout_seconds: How long a collective may take, and how long machines wait for each other
+            at the start.
+    """
+
     ranks: int = Field(default=2, ge=1)
-    """Processes on each machine."""
     nodes: int = Field(default=1, ge=1)
-    """Number of machines."""
     min_nodes: int | None = Field(default=None, ge=1)
-    """Elastic training: goes on with as few machines as this; nodes if none."""
     rendezvous: str | None = None
-    """host:port that all machines can reach, for more than one machine; the machine that has this
-    address hosts the rendezvous."""
     is_host: bool | None = None
-    """Whether this machine hosts the rendezvous; none finds out by its addresses."""
     interface: str | None = Field(default=None, min_length=1)
-    """Network interface, such as eth0, that ranks talk through; none takes the one that leads to
-    the rendezvous."""
     job: str = Field(default="fusedrec", min_length=1)
-    """Name of the job at the rendezvous."""
     max_restarts: int = Field(default=0, ge=0)
-    """How often ranks are started again after a failure; they go on from the last checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto is cuda where there is one."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """auto is nccl on cuda, gloo on cpu."""
     threads: int = Field(default=1, ge=1)
-    """Threads of each rank on the CPU."""
     timeout_seconds: int = Field(default=600, ge=1)
-    """How long a collective may take, and how long machines wait for each other at the start."""
 
     def __post_init__(self) -> None:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
@@ -276,46 +347,82 @@ class LaunchConfig:
 
 @section
 class LoggingConfig:
+    """Says where a run writes, and what.
+
+    Attributes:
+        directory: Where the run writes: configuration, plan, logs, plots and checkpoints.
+        log_every: Steps between two records of loss and throughput.
+        tensorboard: Writes TensorBoard logs beside metrics.jsonl.
+        plots: Draws curves.png at the end.
+    """
+
     directory: Path = Path("runs/default")
-    """Where the run writes: configuration, plan, logs, plots and checkpoints."""
     log_every: int = Field(default=50, ge=1)
-    """Steps between two records of loss and throughput."""
     tensorboard: bool = True
-    """Writes TensorBoard logs beside metrics.jsonl."""
     plots: bool = True
-    """Draws curves.png at the end."""
 
 
 @section
 class CheckpointConfig:
+    """Says when checkpoints are saved, and how many are kept.
+
+    Attributes:
+        every: Steps between two checkpoints, the last of which is at the end; 0 saves none.
+        keep: How many of the latest checkpoints stay.
+        asynchronous: Writes in the background while training goes on.
+        on_error: When a save fails, as the disk is full: stop ends the run, warn reports it and
+            trains on.
+        verify: Compares checksums before a run goes on from a checkpoint.
+    """
+
     every: int = Field(default=0, ge=0)
-    """Steps between two checkpoints, the last of which is at the end; 0 saves none."""
     keep: int = Field(default=2, ge=1)
-    """How many of the latest checkpoints stay."""
     asynchronous: bool = True
-    """Writes in the background while training goes on."""
     on_error: Literal["stop", "warn"] = "stop"
-    """When a save fails, as the disk is full: stop ends the run, warn reports it and trains on."""
     verify: bool = True
-    """Compares checksums before a run goes on from a checkpoint."""
 
 
 @section
 class BadBatchesConfig:
+    """Says what happens when a batch or its gradients cannot be used.
+
+    Attributes:
+        policy: A batch with ids out of range, NaN or infinity, or gradients that are not finite:
+            error ends the run, on all ranks; skip leaves the step out, on all ranks, and counts it.
+        gradients: Checks gradients, too, before tables are updated: one small collective a step.
+        most: Steps that may be skipped before it is an error after all; none is no limit.
+    """
+
     policy: Literal["error", "skip"] = "error"
-    """A batch with ids out of range, NaN or infinity, or gradients that are not finite: error ends
-    the run, on all ranks; skip leaves the step out, on all ranks, and counts it."""
     gradients: bool = True
-    """Checks gradients, too, before tables are updated: one small collective a step."""
     most: int | None = Field(default=100, ge=0)
-    """Steps that may be skipped before it is an error after all; none is no limit."""
 
 
 @section
 class TrainConfig:
+    """Describes one training run.
+
+    Attributes:
+        model: What is trained.
+        tables: Tables of generated data; Criteo data brings its own.
+        data: What it is trained on.
+        sharding: How tables are sharded.
+        optimizer: How weights are updated.
+        launch: Where ranks run.
+        logging: Where the run writes.
+        checkpoint: When the run is saved.
+        bad_batches: What is done about bad batches.
+        plan: Plan file (`fusedrec plan`, or of an earlier run): how tables are sharded, hot rows
+            and 2D parallelism; sharding then has but the exchange's settings.
+        steps: Training steps; if none, `epochs` decides.
+        epochs: Passes over the training data, when steps is none.
+        eval_every: Steps between two evaluations on held-out data; there is always one at the end.
+        eval_batches: Most batches of an evaluation; all whole batches of the held-out data if none.
+        seed: Of the initial weights.
+    """
+
     model: ModelConfig = ModelConfig()
     tables: list[TableConfig] = Field(default=[])
-    """Tables of generated data; Criteo data brings its own."""
     data: DataConfig = DataConfig()
     sharding: ShardingConfig = ShardingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -324,18 +431,11 @@ class TrainConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     bad_batches: BadBatchesConfig = BadBatchesConfig()
     plan: Path | None = None
-    """Plan file (`fusedrec plan`, or of an earlier run): how tables are sharded, hot rows and 2D
-    parallelism; sharding then has but the exchange's settings."""
     steps: int | None = Field(default=None, ge=1)
-    """Training steps; if none, `epochs` decides."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the training data, when steps is none."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between two evaluations on held-out data; there is always one at the end."""
     eval_batches: int | None = Field(default=None, ge=1)
-    """Most batches of an evaluation; all whole batches of the held-out data if none."""
     seed: int = Field(default=0, ge=0, lt=1 << 31)
-    """Of the initial weights."""
 
     def __post_init__(self) -> None:
         if self.data.source == "synthetic" and not self.tables:
@@ -386,12 +486,21 @@ class TrainConfig:
 
     @property
     def table_names(self) -> list[str]:
-        """Names of the tables of generated data."""
+        """The names of the tables of generated data."""
         return [name for table in self.tables for name in copies_of(table)]
 
 
 def copies_of(table: TableConfig) -> list[str]:
-    """The names of the tables that an entry stands for."""
+    """Returns the names of the tables that an entry stands for."""
     if table.copies == 1:
         return [table.name]
     return [f"{table.name}_{i}" for i in range(table.copies)]
+
+
+def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
+    """Reads the configuration of a run, with single settings overridden.
+
+    Raises:
+        ValueError: the file is missing, or something in it is unknown or out of range.
+    """
+    return from_mapping(TrainConfig, with_overrides(load_yaml(path), overrides), path)

@@ -27,18 +27,14 @@ from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 from fusedrec_torchrec.sharding.plan_file import write_plan
 from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
-from fusedrec_torchrec.training.checkpoint import (
-    Checkpointer,
-    RunState,
-    load_state,
-    read_run_state,
-)
+from fusedrec_torchrec.training.checkpoint import Checkpointer, load_state
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.loaders import eval_loader, first_rates, train_loader
 from fusedrec_torchrec.training.logs import RunLog, read_log
 from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
 from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, schedule_position
-from fusedrec_torchrec.training.source import eval_loader, first_rates, train_loader
+from fusedrec_torchrec.training.run_state import RunState, read_run_state
 
 __all__ = ["Training"]
 

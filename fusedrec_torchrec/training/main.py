@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,59 +19,20 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
-from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
-from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.training.arguments import add_arguments
 from fusedrec_torchrec.training.check_sharding import check_sharding
-from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
-from fusedrec_torchrec.training.data.loader import split
+from fusedrec_torchrec.training.checks import open_data
+from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig, load_config
+from fusedrec_torchrec.training.device import check_device, device_type
 from fusedrec_torchrec.training.loop import Training
-from fusedrec_torchrec.training.network import interface_called
 from fusedrec_torchrec.training.process_group import init_process_group
 from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
-from fusedrec_torchrec.training.source import hot_samples, open_source
 from fusedrec_torchrec.training.summary import report
 
-__all__ = ["add_arguments", "load_config", "main", "open_checked", "run_rank"]
+__all__ = ["main", "open_checked", "run_rank"]
 
 
 T = TypeVar("T")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of a training to a command."""
-    parser.add_argument("--config", required=True, help="YAML file that describes the run")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="overrides one setting, may be given several times",
-    )
-    start = parser.add_mutually_exclusive_group()
-    start.add_argument(
-        "--resume",
-        nargs="?",
-        const="latest",
-        metavar="CHECKPOINT",
-        help="goes on from the run's latest checkpoint, or from the one given",
-    )
-    start.add_argument(
-        "--overwrite", action="store_true", help="replaces a run that is in the folder"
-    )
-    parser.add_argument(
-        "--quiet",
-        action="store_true",
-        help="no progress bars and nothing about single steps; errors and the summary remain",
-    )
-
-
-def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
-    """Loads the configuration of a run.
-
-    Raises:
-        ValueError: the file is missing, or something in it is unknown or out of range.
-    """
-    return from_mapping(TrainConfig, with_overrides(load_yaml(path), overrides), path)
 
 
 def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
@@ -80,49 +41,10 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
     Raises:
         ValueError: what is wrong, and with which setting.
     """
-    _check_launch(config.launch)
-    if config.data.lanes % ranks:
-        raise ValueError(
-            f"data.lanes is {config.data.lanes}, must be a multiple of the number of ranks, {ranks}"
-        )
-    grid = config.sharding.grid
-    if grid is not None:
-        all_ranks = config.launch.ranks * config.launch.nodes
-        try:
-            grid.groups(all_ranks)
-        except ValueError as error:
-            raise ValueError(f"sharding.grid: {error}") from None
-    source = open_source(config, progress)
-    (_, samples), (_, held_out) = split(source, config.data.held_out)
-    if samples < config.data.batch_size:
-        raise ValueError(
-            f"{samples} training samples do not fill one batch of data.batch_size "
-            f"{config.data.batch_size}"
-        )
-    eval_size = config.data.eval_batch_size or config.data.batch_size
-    if config.data.held_out and held_out < eval_size:
-        raise ValueError(
-            f"{held_out} held-out samples do not fill one evaluation batch of {eval_size}: set "
-            "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
-        )
-    check_sharding(config, source, _device_type(config.launch))
-    if grid is not None and config.sharding.hot != HotOptions():
-        raise ValueError(
-            "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "
-            "parallelism; leave out one of them"
-        )
-    if config.data.hot_batches.order == "separated":
-        hot_samples(config, source)
+    source = open_data(config, ranks, progress)
+    check_device(config.launch)
+    check_sharding(config, source, device_type(config.launch))
     return source
-
-
-def _check_launch(config: LaunchConfig) -> None:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("launch.device is cuda, but torch finds no CUDA device")
-    if config.backend == "nccl" and _device_type(config) == "cpu":
-        raise ValueError("launch.backend is nccl, which needs CUDA; use gloo or auto on CPU")
-    if config.interface is not None:
-        interface_called(config.interface)
 
 
 def run_rank(
@@ -211,14 +133,8 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _device_type(config: LaunchConfig) -> str:
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _device(config: LaunchConfig) -> torch.device:
-    if _device_type(config) == "cpu":
+    if device_type(config) == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)

@@ -11,8 +11,8 @@ from typing import Any
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.core.config import to_mapping
 from fusedrec_torchrec.core.files import described
-from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.run_state import find_checkpoints, read_run_state
 
 __all__ = ["check_run", "claim", "locked", "refuse_damaged"]
 

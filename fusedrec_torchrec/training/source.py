@@ -1,23 +1,18 @@
 """Opens the data that a configuration names, and reads batches of it."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.config import TrainConfig, copies_of
-from fusedrec_torchrec.training.data.alternation import Rates
-from fusedrec_torchrec.training.data.batch_check import BatchCheck
-from fusedrec_torchrec.training.data.hot_first import HotFirst
-from fusedrec_torchrec.training.data.loader import Loader, split
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.data.separate import HOT_SET
-from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.training.data.spelling import as_setting
 
-__all__ = ["eval_loader", "first_rates", "hot_samples", "open_source", "train_loader"]
+__all__ = ["hot_samples", "open_source"]
 
 
 def open_source(config: TrainConfig, progress: bool = False) -> Source:
@@ -61,46 +56,6 @@ def open_source(config: TrainConfig, progress: bool = False) -> Source:
     return prepare(files, data.criteo.prepared, options, progress, spelling)
 
 
-def train_loader(
-    config: TrainConfig,
-    source: Source,
-    rank: int,
-    world_size: int,
-    rates: Rates | None = None,
-    hashed: Collection[str] = (),
-) -> Loader | SeparatedLoader:
-    """Returns the batches to train on; hot and cold ones alternate as ``rates`` say."""
-    rates = rates or first_rates(config)
-
-    def loader(span: tuple[int, int], hot: HotFirst | None = None) -> Loader:
-        return Loader(
-            source,
-            span,
-            batch_size=config.data.batch_size,
-            lanes=config.data.lanes,
-            rank=rank,
-            world_size=world_size,
-            shuffle=config.data.shuffle and config.data.source == "criteo",
-            chunk_batches=config.data.chunk_batches,
-            workers=config.data.workers,
-            seed=config.data.seed,
-            hot=hot,
-            check=batch_check(source, hashed),
-        )
-
-    span = split(source, config.data.held_out)[0]
-    order = config.data.hot_batches.order
-    if order == "mixed":
-        return loader(span)
-    assert config.sharding.hot.hot_set is not None
-    hot_set = HotSet.load(config.sharding.hot.hot_set)
-    if order == "stream":
-        return loader(span, HotFirst(hot_set, rates))
-    # What does not fill a hot batch goes with the cold ones.
-    hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
-    return SeparatedLoader(loader((span[0], hot)), loader((span[0] + hot, span[1] - hot)), rates)
-
-
 def hot_samples(config: TrainConfig, source: Source) -> int:
     """Returns how many hot samples stand at the beginning of data that was sorted.
 
@@ -127,37 +82,3 @@ def hot_samples(config: TrainConfig, source: Source) -> int:
             f"other hot rows, {separated_by}: its hot batches would not be hot"
         )
     return count
-
-
-def first_rates(config: TrainConfig) -> Rates:
-    """Returns how hot and cold batches alternate when training begins."""
-    hot = config.data.hot_batches
-    return Rates(hot.adaptive, [(0, hot.rate)])
-
-
-def eval_loader(
-    config: TrainConfig,
-    source: Source,
-    rank: int,
-    world_size: int,
-    hashed: Collection[str] = (),
-) -> Loader:
-    """Returns the batches to evaluate on, in their order; read in the training process."""
-    return Loader(
-        source,
-        split(source, config.data.held_out)[1],
-        batch_size=config.data.eval_batch_size or config.data.batch_size,
-        lanes=config.data.lanes,
-        rank=rank,
-        world_size=world_size,
-        shuffle=False,
-        chunk_batches=1,
-        check=batch_check(source, hashed),
-    )
-
-
-def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
-    """Returns the check of batches; ids of tables where they are hashed may be anything."""
-    return BatchCheck(
-        {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
-    )

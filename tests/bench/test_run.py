@@ -11,7 +11,8 @@ import pytest
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from fusedrec_torchrec.bench.ranks import RankError, Ranks
-from fusedrec_torchrec.bench.run import RESULTS, load_results, run_suite
+from fusedrec_torchrec.bench.results import RESULTS, load_results
+from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.cli.main import main
 from tests.cli.command import fusedrec

@@ -23,7 +23,7 @@ from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.sharding.plan_file import read_plan
-from fusedrec_torchrec.training.checkpoint import read_run_state
+from fusedrec_torchrec.training.run_state import read_run_state
 from tests.hostile import (
     WEIGHT,
     list_files,

@@ -20,6 +20,7 @@ from tests.cli.command import ROOT
 from tests.training.data.criteo_text import lines, write
 
 Capture = pytest.CaptureFixture[str]
+LAUNCH = "fusedrec_torchrec.training.launch.launch"
 
 
 def test_version(capsys: Capture) -> None:
@@ -98,7 +99,7 @@ def test_what_cannot_run_is_exit_code_2_before_any_process_starts(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fusedrec_torchrec.cli.train.launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(LAUNCH, lambda *_: pytest.fail("launched"))
     settings = [argument for override in overrides for argument in ("--set", override)]
     config = str(ROOT / "configs" / "tiny.yaml")
     assert main(["train", "--config", config, "--overwrite", *settings]) == 2
@@ -157,7 +158,7 @@ def test_a_malformed_line_names_the_setting_as_it_is_spelled_there(
     for command in (["prepare", str(text), "--output", str(out)], ["profile", str(text)]):
         assert main([*command, "--quiet"]) == 2
         assert capsys.readouterr().err.endswith(hint.format("--on-bad-line skip"))
-    monkeypatch.setattr("fusedrec_torchrec.cli.train.launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(LAUNCH, lambda *_: pytest.fail("launched"))
     criteo = f"data.criteo={{files: [{text}], prepared: {out}}}"
     settings = ["tables=[]", "data.source=criteo", criteo, "data.batch_size=8"]
     settings.append(f"logging.directory={tmp_path / 'run'}")
@@ -223,9 +224,7 @@ def test_mistakes_of_the_command_line_are_exit_code_2_before_the_work_begins(
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     monkeypatch.chdir(tmp_path)
-    for module in ("train", "calibrate"):
-        launch = f"fusedrec_torchrec.cli.{module}.launch"
-        monkeypatch.setattr(launch, lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(LAUNCH, lambda *_: pytest.fail("launched"))
     try:
         code = main([*arguments, "--quiet"])
     except SystemExit as stopped:  # of argparse

@@ -37,18 +37,28 @@ class Plain:
 
 @section
 class Leaf:
+    """A leaf.
+
+    Attributes:
+        count: How many.
+    """
+
     count: int = Field(default=3, ge=1)
-    """How many."""
 
 
 @section
 class Tree:
-    """A tree."""
+    """A tree.
+
+    Attributes:
+        leaves: All leaves.
+        named: By name.
+        one: A leaf of its own.
+        plain: A plain dataclass.
+    """
 
     leaves: list[Leaf] = Field(default=[])
-    """All leaves."""
     named: dict[str, Leaf] = Field(default={})
-    """By name."""
     one: Leaf = Leaf()
     plain: Plain = Plain()
 

@@ -12,7 +12,7 @@ from fusedrec_torchrec.exchange.buckets import BucketedTables, group_into_bucket
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
-from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.options import ExchangeOptions, InputDist
 from tests.cluster import Cluster
 from tests.exchange.tables import sharded_tables
 
@@ -42,7 +42,7 @@ def test_capacity_is_always_zero_with_exact_counts() -> None:
     assert capacity.current == 0
 
 
-def exchange(batches: list[list[list[list[int]]]], slack: float, mode: str) -> list[int]:
+def exchange(batches: list[list[list[list[int]]]], slack: float, mode: InputDist) -> list[int]:
     """Exchanges [step][rank][table] ids; checks what arrives; returns collectives per step."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rows = 1000
@@ -117,7 +117,7 @@ def test_exact_counts_take_two_rounds_unless_there_is_nothing(cluster_2: Cluster
 )
 @settings(max_examples=25)
 def test_everything_arrives_in_order(
-    cluster_2: Cluster, mode: str, batches: list[list[list[list[int]]]], slack: float
+    cluster_2: Cluster, mode: InputDist, batches: list[list[list[list[int]]]], slack: float
 ) -> None:
     cluster_2.run(exchange, batches, slack, mode)
 

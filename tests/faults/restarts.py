@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from fusedrec_torchrec.checkpoint.contents import Contents
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cli.command import ROOT
 from tests.training.runs import small
 

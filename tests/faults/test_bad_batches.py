@@ -11,11 +11,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.bad_batches import BadBatches
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import BadBatchesConfig, TrainConfig
 from fusedrec_torchrec.training.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.training.data.faulty import KINDS
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cluster import Cluster
 from tests.faults.faulty import train_faulty
 from tests.training.runs import small, train
@@ -34,8 +34,9 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def sample_of(folder: Path, step: int, rank: int = 1) -> int:
     """Number of a sample that this rank has in this step, of two ranks."""
-    from fusedrec_torchrec.training.data.loader import split
-    from fusedrec_torchrec.training.source import open_source, train_loader
+    from fusedrec_torchrec.training.data.split import split
+    from fusedrec_torchrec.training.loaders import train_loader
+    from fusedrec_torchrec.training.source import open_source
 
     settings = from_mapping(TrainConfig, config(folder))
     source = open_source(settings)
@@ -208,7 +209,8 @@ def test_a_state_of_zero_must_not_meet_a_gradient_of_zero(tmp_path: Path) -> Non
 
 
 def test_hashed_ids_may_be_anything(tmp_path: Path) -> None:
-    from fusedrec_torchrec.training.source import open_source, train_loader
+    from fusedrec_torchrec.training.loaders import train_loader
+    from fusedrec_torchrec.training.source import open_source
 
     settings = from_mapping(TrainConfig, small(tmp_path))
     batch = next(iter(train_loader(settings, open_source(settings), 0, 2).read(0, 1)))

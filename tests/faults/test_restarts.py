@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fusedrec_torchrec.core.config import from_mapping
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.run_folder import claim, refuse_damaged
+from fusedrec_torchrec.training.run_state import find_checkpoints
 from fusedrec_torchrec.training.source import open_source
 from tests.cli.command import fusedrec
 from tests.cluster import Cluster

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cluster import Cluster
 from tests.training.runs import small, train
 

@@ -13,8 +13,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 import fusedrec_torchrec as fr
-from fusedrec_torchrec.access.access_profile import Recorder
 from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.hot.index import EMPTY
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster

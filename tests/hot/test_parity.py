@@ -9,6 +9,7 @@ from fusedrec_torchrec.compat import optimizers, row_update
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.exchange import layout
+from fusedrec_torchrec.exchange.options import InputDist
 from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import train_and_compare, train_both
@@ -38,7 +39,7 @@ def test_training_equals_training_without_hot_rows(
 
 
 @pytest.mark.parametrize("input_dist", ["single_shot", "exact_counts"])
-def test_uneven_batches(cluster_4: Cluster, input_dist: str) -> None:
+def test_uneven_batches(cluster_4: Cluster, input_dist: InputDist) -> None:
     case = Case(
         tables=MIXED_DIMS,
         batch_sizes=(3, 9, 0, 5),

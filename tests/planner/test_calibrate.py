@@ -22,6 +22,7 @@ from fusedrec_torchrec.planner.calibrate.measure import Shape
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.topology import topology_of
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
@@ -161,7 +162,7 @@ def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
 )
 def test_ready_clusters(path: Path) -> None:
     cluster = from_mapping(ClusterConfig, yaml.safe_load(path.read_text()), path.name)
-    topology = cluster.topology()
+    topology = topology_of(cluster)
     assert topology.world_size == cluster.ranks
     assert topology.local_world_size == cluster.local_ranks
     assert cluster.all_to_all(1e9) > cluster.all_to_all(1e6) > 0

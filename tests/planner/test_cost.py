@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.bench.run import RESULTS, load_results
+from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.memory import (
     Placement,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusedrec_torchrec.training.checkpoint import find_checkpoints
 from fusedrec_torchrec.training.logs import read_log
+from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cluster import Cluster
 from tests.faults.faulty import train_faulty
 from tests.faults.test_bad_batches import STEP, sample_of, without_the_step

@@ -9,8 +9,8 @@ import torch
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.core.config import from_mapping
-from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.run_state import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
 from tests.training.runs import small, train

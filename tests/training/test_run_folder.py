@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from fusedrec_torchrec.core.config import from_mapping, to_yaml, with_overrides
-from fusedrec_torchrec.training.checkpoint import RunState, find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.main import _job
 from fusedrec_torchrec.training.run_folder import check_run, claim, locked
+from fusedrec_torchrec.training.run_state import RunState, find_checkpoints, read_run_state
 from fusedrec_torchrec.training.source import open_source
 from tests.training.data.criteo_text import lines, write
 from tests.training.runs import small

@@ -11,7 +11,8 @@ from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.data.loader import Loader
 from fusedrec_torchrec.training.data.prepared import PreparedData
-from fusedrec_torchrec.training.source import eval_loader, open_source, train_loader
+from fusedrec_torchrec.training.loaders import eval_loader, train_loader
+from fusedrec_torchrec.training.source import open_source
 from tests.training.data.criteo_text import line, lines, write
 from tests.training.runs import small
 

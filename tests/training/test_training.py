@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.sharding.plan_file import read_plan
-from fusedrec_torchrec.training.checkpoint import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.main import open_checked
+from fusedrec_torchrec.training.run_state import find_checkpoints, read_run_state
 from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
 from tests.training.runs import CPU, small, train, whole_state

@@ -5,10 +5,9 @@ link it uses, and the time of the slower kind to carry its bytes; an all-to-all 
 each rank at the other end.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
-from torchrec.distributed.planner.types import Topology
 
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -20,55 +19,77 @@ GB = 1e9
 
 @section
 class LinkConfig:
+    """Describes the links of one kind, as collectives use them.
+
+    Attributes:
+        all_to_all: GB/s that a rank sends in an all-to-all.
+        all_reduce: GB/s that a rank sends in an all-reduce.
+        latency: Microseconds that a collective takes without data.
+        peer: Microseconds of an all-to-all for each rank at the other end, however small its
+            message.
+    """
+
     all_to_all: float = Field(default=10.0, gt=0)
-    """GB/s that a rank sends in an all-to-all."""
     all_reduce: float = Field(default=10.0, gt=0)
-    """GB/s that a rank sends in an all-reduce."""
     latency: float = Field(default=20.0, ge=0)
-    """Microseconds that a collective takes without data."""
     peer: float = Field(default=0.0, ge=0)
-    """Microseconds of an all-to-all for each rank at the other end, however small its message."""
 
 
 @section
 class RatesConfig:
+    """Says how fast a rank does the work of a sharding.
+
+    Attributes:
+        step: Microseconds of a step that do not depend on its size: Python, kernels that start.
+        table: Microseconds for each table.
+        ids: Million ids a second that a requester makes ready: dedup, or TorchRec's permutations.
+        lookup: GB/s of rows that an owner looks up and updates.
+        pooling: GB/s of rows that are pooled, and of their gradients.
+        hot: Million ids a second that are looked up among the hot rows.
+    """
+
     step: float = Field(default=500.0, ge=0)
-    """Microseconds of a step that do not depend on its size: Python, kernels that start."""
     table: float = Field(default=0.0, ge=0)
-    """Microseconds for each table."""
     ids: float = Field(default=50.0, gt=0)
-    """Million ids a second that a requester makes ready: dedup, or TorchRec's permutations."""
     lookup: float = Field(default=5.0, gt=0)
-    """GB/s of rows that an owner looks up and updates."""
     pooling: float = Field(default=10.0, gt=0)
-    """GB/s of rows that are pooled, and of their gradients."""
     hot: float = Field(default=100.0, gt=0)
-    """Million ids a second that are looked up among the hot rows."""
 
 
 @section
 class ClusterConfig:
+    """Describes a cluster: its ranks, memories, links and rates.
+
+    Attributes:
+        name: What people call it.
+        device: Where tables live.
+        ranks: Processes, one for each device.
+        ranks_per_node: Of them, on one node.
+        memory: GB of a rank for tables: of the device, or on CPU of the rank's share of the host.
+        host_memory: GB of host memory for each device, for tables in unified memory.
+        host_lookup: GB/s of rows that a device looks up and updates in host memory.
+        hidden: Share of the sync of hot rows and of 2D replicas that runs beside other work.
+        within_node: Links between ranks of one node.
+        between_nodes: Links between nodes.
+        fused: Rates of the fused sharding.
+        stock: Of TorchRec's shardings, but for those that have rates of their own.
+        table_wise: Rates of table_wise; those of stock if none.
+        row_wise: Rates of row_wise; those of stock if none.
+        column_wise: Rates of column_wise; those of stock if none.
+    """
+
     name: str = "cluster"
-    """What people call it."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """Where tables live."""
     ranks: int = Field(default=8, ge=1)
-    """Processes, one for each device."""
     ranks_per_node: int = Field(default=8, ge=1)
-    """Of them, on one node."""
     memory: float = Field(default=80.0, gt=0)
-    """GB of a rank for tables: of the device, or on CPU of the rank's share of the host."""
     host_memory: float = Field(default=128.0, ge=0)
-    """GB of host memory for each device, for tables in unified memory."""
     host_lookup: float = Field(default=10.0, gt=0)
-    """GB/s of rows that a device looks up and updates in host memory."""
     hidden: float = Field(default=0.0, ge=0, le=1)
-    """Share of the sync of hot rows and of 2D replicas that runs beside other work."""
     within_node: LinkConfig = LinkConfig()
     between_nodes: LinkConfig = LinkConfig()
     fused: RatesConfig = RatesConfig()
     stock: RatesConfig = RatesConfig()
-    """Of TorchRec's shardings, but for those that have rates of their own."""
     table_wise: RatesConfig | None = None
     row_wise: RatesConfig | None = None
     column_wise: RatesConfig | None = None
@@ -81,32 +102,18 @@ class ClusterConfig:
             )
 
     def rates(self, system: str) -> RatesConfig:
-        """Of a sharding."""
+        """Returns the rates of a sharding."""
         if system == FUSED:
             return self.fused
         return getattr(self, system, None) or self.stock
 
     @property
     def local_ranks(self) -> int:
-        """Ranks on one node."""
+        """How many of the ranks are on one node."""
         return min(self.ranks, self.ranks_per_node)
 
-    def topology(self, **settings: Any) -> Topology:
-        """The same for TorchRec's estimators and partitioners."""
-        on_cuda = self.device == "cuda"
-        return Topology(
-            world_size=self.ranks,
-            local_world_size=self.local_ranks,
-            compute_device=self.device,
-            hbm_cap=int(self.memory * GB) if on_cuda else 0,
-            ddr_cap=int((self.host_memory if on_cuda else self.memory) * GB),
-            intra_host_bw=self.within_node.all_to_all * GB / 1e3,  # TorchRec counts milliseconds
-            inter_host_bw=self.between_nodes.all_to_all * GB / 1e3,
-            **settings,
-        )
-
     def all_to_all(self, sent: float, ranks: int | None = None, local: int | None = None) -> float:
-        """Seconds of an all-to-all.
+        """Returns the seconds that an all-to-all takes.
 
         Args:
             sent: bytes that the busiest rank sends to (or gets from) other ranks, evenly.
@@ -128,7 +135,7 @@ class ClusterConfig:
         return seconds + latency * 1e-6
 
     def all_reduce(self, size: float, ranks: int | None = None, local: int | None = None) -> float:
-        """Seconds of an all-reduce: summed within nodes, between them, and spread again.
+        """Returns the seconds that an all-reduce takes: within nodes, between them, and back.
 
         Args:
             size: bytes of the tensor.

@@ -4,33 +4,43 @@ from typing import Literal
 
 from pydantic import Field
 
-from fusedrec_torchrec.codecs.options import CodecOptions, Codecs
+from fusedrec_torchrec.codecs.options import CodecOptions, Codecs, NarrowType
 from fusedrec_torchrec.core.config import section
+from fusedrec_torchrec.exchange.options import InputDist
+from fusedrec_torchrec.sharding.grid_options import GridSync
+from fusedrec_torchrec.sharding.sharding_type import Sharding
 
-__all__ = ["Codec", "GroupsConfig", "HotSearchConfig", "SearchConfig", "System"]
-
-System = Literal["fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel"]
-Codec = Literal["fp16", "bf16", "int8"]
+__all__ = ["GroupsConfig", "HotSearchConfig", "SearchConfig"]
 
 
 @section
 class HotSearchConfig:
+    """Says how much memory hot rows may take, and how often they are synced.
+
+    Attributes:
+        memory: MB on each rank that replicas of hot rows may take, optimizer state included; 0 is
+            none. Which rows are hot is known from an access profile only.
+        sync_every: Steps from one sync of the replicas to the next; 1 is exact training.
+    """
+
     memory: float = Field(default=256.0, ge=0)
-    """MB on each rank that replicas of hot rows may take, optimizer state included; 0 is none.
-    Which rows are hot is known from an access profile only."""
     sync_every: int = Field(default=1, ge=1)
-    """Steps from one sync of the replicas to the next; 1 is exact training."""
 
 
 @section
 class GroupsConfig:
+    """Says which groups of 2D parallelism may be chosen.
+
+    Attributes:
+        sizes: Ranks of a group of 2D parallelism that may be chosen, beside one group of all ranks;
+            all is every divisor. Groups change what is trained, unless gradients are synced.
+        sync: What the groups exchange.
+        sync_every: Steps from one sync of weights to the next.
+    """
+
     sizes: list[int] | Literal["all"] = Field(default=[])
-    """Ranks of a group of 2D parallelism that may be chosen, beside one group of all ranks; all is
-    every divisor.  Groups change what is trained, unless gradients are synced."""
-    sync: Literal["weights", "gradients"] = "weights"
-    """What the groups exchange."""
+    sync: GridSync = "weights"
     sync_every: int = Field(default=1, ge=1)
-    """Steps from one sync of weights to the next."""
 
     def __post_init__(self) -> None:
         if self.sizes != "all" and any(size < 1 for size in self.sizes):
@@ -43,24 +53,32 @@ class GroupsConfig:
 
 @section
 class SearchConfig:
-    systems: list[System] = Field(
+    """Says what the planner may decide.
+
+    Attributes:
+        systems: Shardings to choose from. data_parallel has a dense optimizer of its own.
+        tables: Shardings of single tables, by table name.
+        row_ranges: Rows of fused tables: ranges of equal load, where an access profile tells it, or
+            of equal length.
+        hot: Replicas of hot rows.
+        groups: 2D parallelism.
+        input_dist: How ids of fused tables travel; auto takes the faster.
+        codecs: Lossy codecs that may be chosen: a name, for rows and gradients, or forward and
+            backward as in sharding.exchange.codecs of a training.
+    """
+
+    systems: list[Sharding] = Field(
         default=["fused_row_wise", "table_wise", "row_wise", "column_wise"], min_length=1
     )
-    """Shardings to choose from.  data_parallel has a dense optimizer of its own."""
-    tables: dict[str, list[System]] = Field(default={})
-    """Shardings of single tables, by table name."""
+    tables: dict[str, list[Sharding]] = Field(default={})
     row_ranges: Literal["balanced", "even"] = "balanced"
-    """Rows of fused tables: ranges of equal load, where an access profile tells it, or of equal
-    length."""
     hot: HotSearchConfig = HotSearchConfig()
     groups: GroupsConfig = GroupsConfig()
-    input_dist: Literal["auto", "single_shot", "exact_counts"] = "auto"
-    """How ids of fused tables travel; auto takes the faster."""
-    codecs: list[Codec | Codecs] = Field(default=[])
-    """Lossy codecs that may be chosen: a name, for rows and gradients, or forward and backward as
-    in sharding.exchange.codecs of a training."""
+    input_dist: Literal["auto", InputDist] = "auto"
+    codecs: list[NarrowType | Codecs] = Field(default=[])
 
     def allowed_codecs(self) -> list[Codecs]:
+        """Returns ``codecs`` with a name replaced by what it stands for, both ways."""
         return [
             each
             if isinstance(each, Codecs)

@@ -6,10 +6,12 @@ Files, in the order the data flows:
 - ``criteo``: blocks of lines to columns;
 - ``vocabulary``: values of a column to rows of a table;
 - ``parquet``: parquet files whose errors name the file;
-- ``prepare``: text to parquet, with the three above (``spelling``: how messages spell a setting);
+- ``prepare_options``, ``prepare``: text to parquet, with the three above (``spelling``: how
+  messages spell a setting);
 - ``prepared_files``, ``prepared``: prepared data, as files and as a source of samples
   (``access.synthetic`` is another source, ``faulty`` one with bad samples for drills);
 - ``separate``: prepared data with its hot samples first;
+- ``split``: which samples are held out;
 - ``order``: which samples make which batch;
 - ``alternation``, ``hot_first``: how hot and cold batches alternate and are formed;
 - ``batch_check``: whether a batch can be trained on;

@@ -9,22 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
-from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
 from fusedrec_torchrec.training.data.lines import Block, TextFile
+from fusedrec_torchrec.training.data.prepare_options import OnBadLine
 
 __all__ = ["CATEGORIES", "INTEGERS", "LABEL", "BadLines", "RawColumns", "parse", "read"]
 
-LABEL: str = DEFAULT_LABEL_NAME
-INTEGERS: list[str] = DEFAULT_INT_NAMES
-CATEGORIES: list[str] = DEFAULT_CAT_NAMES
+# The names that torchrec.datasets.criteo gives to the columns, without the import of TorchRec.
+LABEL = "label"
+INTEGERS = [f"int_{i}" for i in range(13)]
+CATEGORIES = [f"cat_{i}" for i in range(26)]
 COLUMNS = [LABEL, *INTEGERS, *CATEGORIES]
 
 # The value of a hexadecimal digit, 255 for all other bytes.
@@ -46,7 +47,7 @@ class BadLines:
         skip: how the policy ``"skip"`` is spelled where it can be set.
     """
 
-    policy: Literal["skip", "error"] = "error"
+    policy: OnBadLine = "error"
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     skip: str = "on_bad_line='skip'"

@@ -21,13 +21,7 @@ from fusedrec_torchrec.training.data.batch_check import BatchCheck, CheckedBatch
 from fusedrec_torchrec.training.data.hot_first import HotFirst
 from fusedrec_torchrec.training.data.order import Order
 
-__all__ = ["Loader", "split"]
-
-
-def split(source: Source, held_out: float) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns first sample and number of samples to train on, and of those that are held out."""
-    train = source.samples - round(source.samples * held_out)
-    return (0, train), (train, source.samples - train)
+__all__ = ["Loader"]
 
 
 class Loader:

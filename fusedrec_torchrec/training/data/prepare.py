@@ -11,9 +11,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,11 @@ from fusedrec_torchrec.training.data.criteo import (
     RawColumns,
     read,
 )
+from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.data.lines import TextFile, find_files
 from fusedrec_torchrec.training.data.parquet import open_parquet, reading, write_parquet
-from fusedrec_torchrec.training.data.prepared import MANIFEST, VERSION, PreparedData
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
+from fusedrec_torchrec.training.data.prepared import VERSION, PreparedData
 from fusedrec_torchrec.training.data.spelling import Spelling, as_argument
 from fusedrec_torchrec.training.data.vocabulary import (
     RESERVED,
@@ -42,48 +44,9 @@ from fusedrec_torchrec.training.data.vocabulary import (
     rows_of,
 )
 
-__all__ = ["PrepareOptions", "prepare"]
+__all__ = ["prepare"]
 
 REMOVED = "work.removed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
-    """What a user can choose about how text becomes parquet.
-
-    Attributes:
-        min_count: values seen less often in a column share row 1.
-        max_rows: rows of a table at most, the most frequent values are kept; None is no limit.
-        dense_transform: ``"log"`` is log(x + 3) with x no less than -2, as in
-            ``torchrec.datasets.criteo``; missing values count as 0.
-        on_bad_line: ``"error"`` or ``"skip"``.
-        part_rows: samples in one parquet file.
-        group_rows: samples in a row group, the unit of reading and of coarse shuffling.
-        memory_mb: about what counting the values of a column may use.
-    """
-
-    min_count: int = 1
-    max_rows: int | None = None
-    dense_transform: Literal["log", "none"] = "log"
-    on_bad_line: Literal["skip", "error"] = "error"
-    part_rows: int = 1 << 19
-    group_rows: int = 8192
-    memory_mb: int = 1024
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("min_count", 1),
-            ("part_rows", 1),
-            ("group_rows", 1),
-            ("memory_mb", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if self.max_rows is not None and self.max_rows <= RESERVED:
-            raise ValueError(
-                f"max_rows is {self.max_rows}, must be more than {RESERVED}: rows 0 and 1 stand "
-                "for missing and rare values"
-            )
 
 
 def prepare(

@@ -13,7 +13,6 @@ from fusedrec_torchrec.access.samples import DamagedDataError, Samples
 from fusedrec_torchrec.training.data.criteo import LABEL
 from fusedrec_torchrec.training.data.parquet import open_parquet, reading
 from fusedrec_torchrec.training.data.prepared_files import (
-    MANIFEST,
     VERSION,
     RowGroup,
     columns_of,
@@ -22,7 +21,7 @@ from fusedrec_torchrec.training.data.prepared_files import (
     row_groups,
 )
 
-__all__ = ["MANIFEST", "VERSION", "PreparedData"]
+__all__ = ["VERSION", "PreparedData"]
 
 CACHED_GROUPS = 16
 

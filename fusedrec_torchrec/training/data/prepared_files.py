@@ -17,10 +17,10 @@ from fusedrec_torchrec.core.config import from_mapping, section
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import parse_json
 from fusedrec_torchrec.training.data.criteo import LABEL
+from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.data.parquet import reading
 
 __all__ = [
-    "MANIFEST",
     "VERSION",
     "RowGroup",
     "columns_of",
@@ -29,7 +29,6 @@ __all__ = [
     "row_groups",
 ]
 
-MANIFEST = "manifest.json"
 VERSION = 1
 
 

@@ -18,9 +18,10 @@ from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Samples
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.training.data.criteo import LABEL
-from fusedrec_torchrec.training.data.loader import split
+from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.data.parquet import write_parquet
-from fusedrec_torchrec.training.data.prepared import MANIFEST, PreparedData
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.split import split
 
 __all__ = ["HOT_SET", "separate"]
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec.exchange.options import InputDist
 from tests.case import Case, Table, batch, local_device, sharded
 from tests.cluster import Cluster
 from tests.parity import check, train_step
@@ -210,7 +211,7 @@ def test_bad_batch_on_one_rank(cluster_2: Cluster, spoil: Spoil, first: int) -> 
 @pytest.mark.parametrize("spoil", [too_large, missing_feature, lengths_too_small])
 @pytest.mark.parametrize("input_dist", ["single_shot", "exact_counts"])
 def test_bad_batch_on_several_of_four_ranks(
-    cluster_4: Cluster, spoil: Spoil, input_dist: str
+    cluster_4: Cluster, spoil: Spoil, input_dist: InputDist
 ) -> None:
     case = Case(tables=TABLES, batch_sizes=(6,) * 4, lengths=(1, 2, 4), input_dist=input_dist)
     texts = cluster_4.run(spoil_and_go_on, case, spoil, bad_ranks=(1, 3), first=2)

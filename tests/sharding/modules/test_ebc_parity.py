@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import set_gradient_division
 
 from fusedrec_torchrec.exchange import layout
+from fusedrec_torchrec.exchange.options import InputDist
 from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
 from tests.cluster import Cluster
 from tests.parity import check, local_parts, run_and_check, train_step
@@ -40,7 +41,7 @@ def test_training_equals_unsharded_and_stock(
 @pytest.mark.parametrize("input_dist", ["single_shot", "exact_counts"])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_uneven_batches(
-    clusters: Callable[[int], Cluster], world_size: int, input_dist: str
+    clusters: Callable[[int], Cluster], world_size: int, input_dist: InputDist
 ) -> None:
     case = Case(
         tables=MIXED_DIMS,

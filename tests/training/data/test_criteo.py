@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec.datasets import criteo
 
-from fusedrec_torchrec.training.data.criteo import BadLines, RawColumns, parse, read
+from fusedrec_torchrec.training.data.criteo import (
+    CATEGORIES,
+    INTEGERS,
+    LABEL,
+    BadLines,
+    RawColumns,
+    parse,
+    read,
+)
 from fusedrec_torchrec.training.data.lines import Block, TextFile
 from tests.training.data.criteo_text import line, lines, write
 
@@ -120,3 +129,9 @@ def test_only_the_first_malformed_lines_are_kept_as_examples(tmp_path: Path) -> 
     bad_lines = BadLines("skip")
     read_all(write(tmp_path / "bad.tsv", [line(), *["x"] * 100]), bad_lines)
     assert bad_lines.total == 100 and len(bad_lines.examples) == BadLines.MAX_EXAMPLES
+
+
+def test_columns_are_called_as_torchrec_calls_them() -> None:
+    assert LABEL == criteo.DEFAULT_LABEL_NAME
+    assert INTEGERS == criteo.DEFAULT_INT_NAMES
+    assert CATEGORIES == criteo.DEFAULT_CAT_NAMES

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusedrec_torchrec.training.data import lines as lines_module
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.cli.command import ROOT
 from tests.training.data.criteo_text import lines, write

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedrec_torchrec.access.access_profile import AccessProfile, Recorder
+from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.access.recorder import Recorder
+from fusedrec_torchrec.access.recorder import merged as merged_profiles
 from fusedrec_torchrec.access.samples import Samples
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.data.alternation import Alternation, Rates
@@ -119,7 +121,7 @@ def test_profiles_of_parts_make_one_of_the_whole() -> None:
         samples = source.read(start, start + 1000)
         recorder.add(list(ids_by_feature(samples, 2)), 1000)
         parts.append(recorder.profile())
-    merged = AccessProfile.merged(parts)
+    merged = merged_profiles(parts)
     recorder = Recorder(TABLES, 1000)
     recorder.add(list(ids_by_feature(source.read(0, 3000), 2)), 3000)
     whole = recorder.profile()
@@ -132,7 +134,7 @@ def test_profiles_of_parts_make_one_of_the_whole() -> None:
         assert pairs[0] == pairs[1]
     few = [_with_few_counters(source, start) for start in (0, 1000)]
     assert all(part.error > 0 for part in few)
-    merged = AccessProfile.merged(few)
+    merged = merged_profiles(few)
     for name in TABLES:
         true = np.bincount(
             np.concatenate(
@@ -149,7 +151,7 @@ def test_profiles_of_parts_make_one_of_the_whole() -> None:
     assert merged.error >= max(part.error for part in few)
     other = Recorder({"a": 41, "b": 60}, 10).profile()
     with pytest.raises(ValueError, match="same tables"):
-        AccessProfile.merged([merged, other])
+        merged_profiles([merged, other])
 
 
 # ---------------------------------------------------------------- alternation

@@ -15,8 +15,9 @@ from torchrec.datasets.utils import Batch
 
 from fusedrec_torchrec.access.samples import Samples
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
-from fusedrec_torchrec.training.data.loader import Loader, split
+from fusedrec_torchrec.training.data.loader import Loader
 from fusedrec_torchrec.training.data.order import Order
+from fusedrec_torchrec.training.data.split import split
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from fusedrec_torchrec.training.data import criteo
 from fusedrec_torchrec.training.data import lines as lines_module
 from fusedrec_torchrec.training.data import prepare as prepare_module
 from fusedrec_torchrec.training.data.criteo import CATEGORIES
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.training.data.criteo_text import line, lines, write
 
@@ -249,6 +250,12 @@ def test_damaged_prepared_data_is_refused(tmp_path: Path) -> None:
 def test_options_out_of_range_are_named(option: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{option} is {value}, must be"):
         PrepareOptions(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["on_bad_line", "dense_transform"])
+def test_choices_that_do_not_exist_are_named(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} is 'x', must be one of "):
+        PrepareOptions(**{option: "x"})  # type: ignore[arg-type]
 
 
 def test_memory_budget_does_not_change_the_result(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from fusedrec_torchrec.access.samples import DamagedDataError
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.training.data import lines as lines_module
 from fusedrec_torchrec.training.data.loader import Loader
-from fusedrec_torchrec.training.data.prepare import PrepareOptions, prepare
+from fusedrec_torchrec.training.data.prepare import prepare
+from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
@@ -47,7 +48,8 @@ def test_what_the_ends_of_files_tell_is_exit_code_2_before_any_rank_starts(
 ) -> None:
     damage, problem = VISIBLE[name]
     damage(data / "part-00001.parquet")
-    monkeypatch.setattr("fusedrec_torchrec.cli.train.launch", lambda *_: pytest.fail("launched"))
+    launch = "fusedrec_torchrec.training.launch.launch"
+    monkeypatch.setattr(launch, lambda *_: pytest.fail("launched"))
     settings = ["tables=[]", "data.source=criteo", f"data.criteo.prepared={data}"]
     settings.append(f"logging.directory={data.parent / 'run'}")
     flags = [flag for setting in settings for flag in ("--set", setting)]

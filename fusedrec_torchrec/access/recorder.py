@@ -1,0 +1,83 @@
+"""Counts how often rows are used, in bounded memory, and makes an access profile of the counts."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.heavy_hitters import HeavyHitters
+
+__all__ = ["Recorder", "merged"]
+
+
+class Recorder:
+    """Counts accesses.
+
+    Args:
+        table_rows: rows of each table.
+        counters: how many rows to count at a time, of all tables together.
+    """
+
+    def __init__(self, table_rows: Mapping[str, int], counters: int) -> None:
+        self._rows = dict(table_rows)
+        self._starts = np.cumsum([0, *self._rows.values()])
+        self._hitters = HeavyHitters(counters)
+        self._accesses = dict.fromkeys(self._rows, 0)
+        self._samples = 0
+
+    def add(self, ids: Sequence[NDArray[np.int64]], samples: int) -> None:
+        """Counts the ids of some samples, table by table."""
+        self._samples += samples
+        for name, start, drawn in zip(self._rows, self._starts[:-1], ids, strict=True):
+            self._accesses[name] += len(drawn)
+            self._hitters.add(torch.from_numpy(drawn + start))
+
+    def add_profile(self, part: AccessProfile) -> None:
+        self._samples += part.samples
+        keys, counts = [], []
+        for name, start in zip(self._rows, self._starts[:-1], strict=True):
+            self._accesses[name] += part.accesses[name]
+            keys.append(torch.from_numpy(part.ids[name] + start))
+            counts.append(torch.from_numpy(part.counts[name]))
+        self._hitters.merge(
+            torch.cat(keys), torch.cat(counts), sum(part.accesses.values()), part.error
+        )
+
+    def profile(self, of_samples: int = 0) -> AccessProfile:
+        """What was counted.
+
+        Args:
+            of_samples: how many samples there are, counted or not.
+        """
+        keys, counts = (tensor.numpy() for tensor in self._hitters.content())
+        tables = np.searchsorted(self._starts, keys, side="right") - 1
+        places = [tables == t for t in range(len(self._rows))]
+        named = list(zip(self._rows, self._starts[:-1], places, strict=True))
+        return AccessProfile(
+            table_rows=self._rows,
+            samples=self._samples,
+            accesses=dict(self._accesses),
+            ids={name: keys[place] - start for name, start, place in named},
+            counts={name: counts[place] for name, _, place in named},
+            error=self._hitters.error,
+            counters=self._hitters.counters,
+            of_samples=of_samples,
+        )
+
+
+def merged(parts: Sequence[AccessProfile]) -> AccessProfile:
+    """Returns profiles of parts of the data as one profile of all of them.
+
+    Raises:
+        ValueError: the profiles are of different tables.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        if part.table_rows != first.table_rows:
+            raise ValueError("profiles to merge must be of the same tables and rows")
+    recorder = Recorder(first.table_rows, max(part.counters for part in parts))
+    for part in parts:
+        recorder.add_profile(part)
+    return recorder.profile(sum(part.of_samples for part in parts))

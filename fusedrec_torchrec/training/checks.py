@@ -1,0 +1,102 @@
+"""What can be wrong with a run, as far as it can be found without torch.
+
+Settings that contradict each other or this machine come first, then the data, then the files and
+tables that settings name.  ``device`` and ``check_sharding`` find the rest.
+"""
+
+from collections.abc import Iterator
+
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.core.config import check_is_file
+from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.split import split
+from fusedrec_torchrec.training.network import interface_called
+from fusedrec_torchrec.training.source import hot_samples, open_source
+
+__all__ = ["open_data", "tables_named"]
+
+
+def open_data(config: TrainConfig, ranks: int, progress: bool) -> Source:
+    """Opens the data of a run after its settings are checked, and checks the run against the data.
+
+    Args:
+        config: of the run.
+        ranks: that share the lanes of a batch.
+        progress: whether to show bars where text must be prepared.
+
+    Raises:
+        ValueError: what is wrong, and with which setting.
+    """
+    _check_settings(config, ranks)
+    source = open_source(config, progress)
+    _check_samples(config, source)
+    _check_tables(config, source)
+    if config.data.hot_batches.order == "separated":
+        hot_samples(config, source)
+    return source
+
+
+def tables_named(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yields settings that name tables, with the names."""
+    sharding = config.sharding
+    hashed = sharding.exchange.hash_ids
+    yield "sharding.tables", list(sharding.tables)
+    yield "sharding.exchange.hash_ids", [] if isinstance(hashed, bool) else list(hashed)
+    yield "sharding.exchange.table_codecs", list(sharding.exchange.table_codecs)
+    yield "sharding.hot.tables", list(sharding.hot.tables)
+
+
+def _check_settings(config: TrainConfig, ranks: int) -> None:
+    if config.launch.interface is not None:
+        interface_called(config.launch.interface)
+    if config.data.lanes % ranks:
+        raise ValueError(
+            f"data.lanes is {config.data.lanes}, must be a multiple of the number of ranks, {ranks}"
+        )
+    grid = config.sharding.grid
+    if grid is not None:
+        all_ranks = config.launch.ranks * config.launch.nodes
+        try:
+            grid.groups(all_ranks)
+        except ValueError as error:
+            raise ValueError(f"sharding.grid: {error}") from None
+        if config.sharding.hot != HotOptions():
+            raise ValueError(
+                "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "
+                "parallelism; leave out one of them"
+            )
+    if config.plan is not None:
+        check_is_file(config.plan)
+
+
+def _check_samples(config: TrainConfig, source: Source) -> None:
+    (_, samples), (_, held_out) = split(source, config.data.held_out)
+    if samples < config.data.batch_size:
+        raise ValueError(
+            f"{samples} training samples do not fill one batch of data.batch_size "
+            f"{config.data.batch_size}"
+        )
+    eval_size = config.data.eval_batch_size or config.data.batch_size
+    if config.data.held_out and held_out < eval_size:
+        raise ValueError(
+            f"{held_out} held-out samples do not fill one evaluation batch of {eval_size}: set "
+            "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"
+        )
+
+
+def _check_tables(config: TrainConfig, source: Source) -> None:
+    names = list(source.table_rows)
+    for setting, tables in tables_named(config):
+        for name in tables:
+            if name not in names:
+                raise ValueError(
+                    f"{setting} names {name!r}, which is no table; there are {', '.join(names)}"
+                )
+    hot = config.sharding.hot
+    if hot.hot_set is not None:
+        HotSet.load(hot.hot_set).check(source.table_rows)
+    if hot.profile is not None:
+        AccessProfile.load(hot.profile).check(source.table_rows)

@@ -1,0 +1,90 @@
+"""The batches of a run: what its configuration says about their order, size and checks."""
+
+from collections.abc import Collection
+
+from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.alternation import Rates
+from fusedrec_torchrec.training.data.batch_check import BatchCheck
+from fusedrec_torchrec.training.data.hot_first import HotFirst
+from fusedrec_torchrec.training.data.loader import Loader
+from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
+from fusedrec_torchrec.training.data.split import split
+from fusedrec_torchrec.training.source import hot_samples
+
+__all__ = ["eval_loader", "first_rates", "train_loader"]
+
+
+def train_loader(
+    config: TrainConfig,
+    source: Source,
+    rank: int,
+    world_size: int,
+    rates: Rates | None = None,
+    hashed: Collection[str] = (),
+) -> Loader | SeparatedLoader:
+    """Batches to train on; hot and cold ones alternate as ``rates`` say."""
+    rates = rates or first_rates(config)
+
+    def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
+        return Loader(
+            source,
+            part,
+            batch_size=config.data.batch_size,
+            lanes=config.data.lanes,
+            rank=rank,
+            world_size=world_size,
+            shuffle=config.data.shuffle and config.data.source == "criteo",
+            chunk_batches=config.data.chunk_batches,
+            workers=config.data.workers,
+            seed=config.data.seed,
+            hot=hot,
+            check=batch_check(source, hashed),
+        )
+
+    part = split(source, config.data.held_out)[0]
+    order = config.data.hot_batches.order
+    if order == "mixed":
+        return loader(part)
+    assert config.sharding.hot.hot_set is not None
+    hot_set = HotSet.load(config.sharding.hot.hot_set)
+    if order == "stream":
+        return loader(part, HotFirst(hot_set, rates))
+    # What does not fill a hot batch goes with the cold ones.
+    hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
+    return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
+
+
+def first_rates(config: TrainConfig) -> Rates:
+    """How hot and cold batches alternate when training begins."""
+    hot = config.data.hot_batches
+    return Rates(hot.adaptive, [(0, hot.rate)])
+
+
+def eval_loader(
+    config: TrainConfig,
+    source: Source,
+    rank: int,
+    world_size: int,
+    hashed: Collection[str] = (),
+) -> Loader:
+    """Batches to evaluate on, in their order; read in the training process."""
+    return Loader(
+        source,
+        split(source, config.data.held_out)[1],
+        batch_size=config.data.eval_batch_size or config.data.batch_size,
+        lanes=config.data.lanes,
+        rank=rank,
+        world_size=world_size,
+        shuffle=False,
+        chunk_batches=1,
+        check=batch_check(source, hashed),
+    )
+
+
+def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
+    """What batches must be like; ids of tables where they are hashed may be anything."""
+    return BatchCheck(
+        {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
+    )
