@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.replication import chance_in_batch
 
 __all__ = ["RowClasses", "RowPlaces"]
 
@@ -86,7 +87,7 @@ class RowClasses:
 
     def met(self, ids: float) -> Floats:
         """Of each class, the probability that ``ids`` accesses meet one of its rows."""
-        return _met(self.shares_C, ids)
+        return chance_in_batch(self.shares_C, ids)
 
     def unique(self, ids: float) -> float:
         """Distinct rows among ``ids`` accesses: the sum over rows of 1 - (1 - p)^ids."""
@@ -173,9 +174,11 @@ class RowPlaces:
 @lru_cache(maxsize=1 << 10)
 def _sums(places: RowPlaces, ids: float | None) -> tuple[Floats, float]:
     """What is asked of the first 0, 1, 2, ... counted rows, and of each that was not counted."""
-    met = places.shares_R if ids is None else _met(places.shares_R, ids)
-    rest = places.rest if ids is None else float(_met(np.array([places.rest]), ids)[0])
-    return np.concatenate([[0.0], np.cumsum(met)]), rest
+    if ids is None:
+        return np.concatenate([[0.0], np.cumsum(places.shares_R)]), places.rest
+    listed = chance_in_batch(places.shares_R, ids)
+    rest = float(chance_in_batch(np.array([places.rest]), ids)[0])
+    return np.concatenate([[0.0], np.cumsum(listed)]), rest
 
 
 @lru_cache(maxsize=1 << 10)
@@ -183,11 +186,6 @@ def _knots(places: RowPlaces, ids: float) -> tuple[NDArray[np.int64], Floats]:
     """Rows between which all rows are alike, and what is asked of those before."""
     knots = np.unique(np.concatenate([places.ids_R, places.ids_R + 1, [0, places.rows]]))
     return knots, places.before(knots, ids)
-
-
-def _met(shares: Floats, ids: float) -> Floats:
-    """Probability that ``ids`` accesses meet a row."""
-    return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
 
 
 def _drawn_once(shares: Floats, ids: float, accesses: int) -> Floats:

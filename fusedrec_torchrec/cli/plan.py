@@ -11,11 +11,12 @@ from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.config import PlannerConfig, schema
+from fusedrec_torchrec.planner.cost.cluster import MB
 from fusedrec_torchrec.planner.enumerator import unfit_tables
 from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
 from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
-from fusedrec_torchrec.planner.search.decide import MB, Decision
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.plan_diff import differences
 from fusedrec_torchrec.sharding.plan_file import plan_file_of, read_plan, write_plan
 from fusedrec_torchrec.training.planning import load_planning

@@ -26,7 +26,7 @@ from fusedrec_torchrec.exchange.lookup import optimizer_of
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import configs_of
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
-from fusedrec_torchrec.planner.search.decide import Decision
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.replicas.replica import STATES as HOT_OPTIMIZERS
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise

@@ -33,7 +33,8 @@ from fusedrec_torchrec.planner.enumerator import FusedEnumerator, unfit_tables
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
 from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
-from fusedrec_torchrec.planner.search.decide import Decision, decide
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders

@@ -13,7 +13,8 @@ from fusedrec_torchrec.planner.config import PlannerConfig
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import unfit_tables
-from fusedrec_torchrec.planner.search.decide import Decision, decide
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 
 __all__ = ["Planning", "model_of_tables"]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.access.replication import cheapest
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, replica_bytes
 from fusedrec_torchrec.planner.cost.step import (
     STOCK_ID_BYTES,
@@ -27,7 +28,7 @@ from fusedrec_torchrec.planner.cost.step import (
 from fusedrec_torchrec.planner.cost.straggle import busiest_owner
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.planner.planning import Planning
-from fusedrec_torchrec.planner.search.decide import MB, groups_of
+from fusedrec_torchrec.planner.search.decide import groups_of
 from fusedrec_torchrec.planner.search.replicate import most_used_by_class, thresholds
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -44,7 +45,6 @@ SYSTEMS = (
 OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
 ALL_IDS = "rows of all ids"
 NARROW = 32  # columns of the narrowest column shards
-GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -229,37 +229,31 @@ class _OneSize:
         return _Run(step, how, busiest, hot=hot)
 
     def _hot(self) -> Iterator[_Run]:
-        """With the hot rows that make the step shortest, if rows were spread evenly."""
-        settings = self._planning.config.search.hot
+        """Yields the run with hot rows whose step is shortest if rows are spread evenly."""
+        sync_every = self._planning.config.search.hot.sync_every
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
-        best: tuple[float, HotUse] | None = None
-        for threshold in thresholds(tables, batch):
-            rows_T = most_used_by_class(tables, batch, threshold, settings.memory * MB)
-            if not rows_T.any():
-                continue
-            hot = HotUse(rows_T, settings.sync_every)
-            seconds = fused_step(tables, batch, ranks, hot=hot).seconds(self._cluster)
-            if best is None or seconds < best[0]:
-                best = (seconds, hot)
-        if best is not None:
-            hot = best[1]
-            size = replica_bytes(tables, hot) / MB
-            yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
+        uses = [HotUse(rows_T, sync_every) for rows_T in self._hot_rows()]
+        if not uses:
+            return
+        steps = [fused_step(tables, batch, ranks, hot=hot) for hot in uses]
+        hot = uses[cheapest(step.seconds(self._cluster) for step in steps)]
+        size = replica_bytes(tables, hot) / MB
+        yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
+
+    def _hot_rows(self) -> list[NDArray[np.int64]]:
+        """Returns numbers of hot rows to try, of each table."""
+        budget = self._planning.config.search.hot.memory * MB
+        tables, batch = self._tables, self._batch
+        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
+        return [rows_T for rows_T in tried if rows_T.any()]
 
     def _hot_without_dedup(self) -> Iterator[_Run]:
-        """As P2RES: rows are replicated or have one owner; ids are not made unique."""
+        """Yields the run as in P2RES: rows are replicated or have one owner; no id is left out."""
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
-        budget = self._planning.config.search.hot.memory * MB
-        nothing = np.zeros(len(tables), np.int64)
-        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
-        best: tuple[float, Step, NDArray[np.int64]] | None = None
-        for rows_T in (nothing, *(each for each in tried if each.any())):
-            step = _rows_of_all_ids(tables, batch, ranks, rows_T)
-            seconds = step.seconds(self._cluster)
-            if best is None or seconds < best[0]:
-                best = (seconds, step, rows_T)
-        assert best is not None
-        _, step, rows_T = best
+        tried = [np.zeros(len(tables), np.int64), *self._hot_rows()]
+        steps = [_rows_of_all_ids(tables, batch, ranks, rows_T) for rows_T in tried]
+        best = cheapest(step.seconds(self._cluster) for step in steps)
+        step, rows_T = steps[best], tried[best]
         busiest = self._busiest(ranks, dedup=False, hot_T=rows_T)
         yield _Run(step, f"{int(rows_T.sum()):,} hot rows", busiest, hot=HotUse(rows_T))
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import STOCK, Part, Step
 from fusedrec_torchrec.planner.search.assign import Prices
-from fusedrec_torchrec.planner.search.decide import MB, Decision, again, alike, decide
+from fusedrec_torchrec.planner.search.decide import again, alike, decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 

@@ -12,9 +12,10 @@ from plotly.offline import get_plotlyjs
 
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.core.terminal import human_bytes
-from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.report.explain import COLUMNS, Explanation, milliseconds
-from fusedrec_torchrec.planner.search.decide import MB, Decision, again, decide
+from fusedrec_torchrec.planner.search.decide import again, decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["page", "write_report"]
