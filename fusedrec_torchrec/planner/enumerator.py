@@ -14,7 +14,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from fusedrec_torchrec.exchange.lookup import kernels_of, optimizer_of, optimizers_of
-from fusedrec_torchrec.planner.workload import TableWorkload
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays
+from fusedrec_torchrec.planner.option_load import option_load
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
@@ -77,11 +78,11 @@ class FusedEnumerator(EmbeddingEnumerator):
         return [option for option in options if not is_fused(option) or self._pays(option)]
 
     def _pays(self, option: ShardingOption) -> bool:
-        """Whether a fused option is worth a thought; one that is the only choice always is."""
+        """Returns whether a fused option is worth a thought; the only choice always is."""
         mine = (self._constraints or {}).get(option.name)
         if mine is not None and mine.sharding_types == [FUSED]:
             return True
-        return TableWorkload(option, self._constraints).pays_fused
+        return fusing_pays(option_load(option, self._constraints), batch=1)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         for option in sharding_options:

@@ -37,7 +37,7 @@ class TableLoad:
     dim: int
     pooling: float
     classes: RowClasses
-    bags: int = 1
+    bags: float = 1
     pooled: bool = True
     places: RowPlaces | None = None
     element_bytes: int = NUMBER_BYTES

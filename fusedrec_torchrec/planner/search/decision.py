@@ -1,7 +1,7 @@
 """A plan as the cost model sees it: what was decided for every table, and what that costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -103,24 +103,34 @@ class Decision:
         )
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """A step of every sharding in use, bags and sequences of stock ones apart."""
-        steps = []
+    def places_of_steps(self) -> list[list[int]]:
+        """Numbers of the tables of each step: of one sharding, stock bags and sequences apart."""
+        places = []
         for system in dict.fromkeys(self.systems):
-            places = self.places_of(system)
+            same = self.places_of(system)
             if system == FUSED:
-                tables = [self.tables[t] for t in places]
-                step = self.fused_step(tables, self.hot_use())
-                ranges = self.fused_ranges()
-                steps.append(with_sync(step, tables, self.batch, self.groups, ranges))
+                places.append(same)
                 continue
-            for pooled in (True, False):
-                same = [t for t in places if self.tables[t].pooled == pooled]
-                if same:
-                    steps.append(self._stock_step(system, same))
-        return steps
+            pooled = [t for t in same if self.tables[t].pooled]
+            sequences = [t for t in same if not self.tables[t].pooled]
+            places += [tables for tables in (pooled, sequences) if tables]
+        return places
 
-    def _stock_step(self, system: str, places: Sequence[int]) -> Step:
+    @cached_property
+    def steps(self) -> list[Step]:
+        """A step of every sharding that is in use."""
+        return [
+            self._fused_step() if self.systems[places[0]] == FUSED else self._stock_step(places)
+            for places in self.places_of_steps
+        ]
+
+    def _fused_step(self) -> Step:
+        tables = [self.tables[t] for t in self.places_of(FUSED)]
+        step = self.fused_step(tables, self.hot_use())
+        return with_sync(step, tables, self.batch, self.groups, self.fused_ranges())
+
+    def _stock_step(self, places: Sequence[int]) -> Step:
+        system = self.systems[places[0]]
         tables = [self.tables[t] for t in places]
         owners = [self.owners[t] for t in places]
         on_host = [self.on_host[t] for t in places]
@@ -133,6 +143,19 @@ class Decision:
                 for table, owner in zip(tables, owners, strict=True)
             ]
         return with_sync(step, tables, self.batch, self.groups, ranges)
+
+    def alone(self, t: int) -> "Decision":
+        """Returns what was decided for one table, as if there were no other."""
+        name = self.tables[t].name
+        return replace(
+            self,
+            tables=(self.tables[t],),
+            systems=(self.systems[t],),
+            owners=(self.owners[t],),
+            ranges=None if self.ranges is None else (self.ranges[t],),
+            on_host=(self.on_host[t],),
+            hot={name: self.hot[name]} if name in self.hot else {},
+        )
 
     @cached_property
     def seconds(self) -> float:
