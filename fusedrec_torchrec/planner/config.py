@@ -73,6 +73,6 @@ class PlannerConfig:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of planner configurations, for editors."""
-    found = TypeAdapter(PlannerConfig).json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    """Returns the JSON Schema of planner configurations, for editors."""
+    described = TypeAdapter(PlannerConfig).json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

@@ -22,7 +22,7 @@ __all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
 
 
 class _FusedAsRowWise(str):
-    """The string ``"row_wise"``, to be told apart from a real one only by its class."""
+    """Is the string ``"row_wise"``, to be told apart from a real one only by its class."""
 
     __slots__ = ()
 
@@ -31,14 +31,14 @@ FUSED_AS_ROW_WISE = _FusedAsRowWise(ShardingType.ROW_WISE.value)
 
 
 def is_fused(option: ShardingOption) -> bool:
-    """Whether a sharding option is one of ours."""
+    """Returns whether a sharding option is one of ours."""
     return bool(option.sharding_type == FUSED)
 
 
 def unfit_tables(
     module: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
 ) -> set[str]:
-    """Tables that cannot be fused, because of dimension, data type or optimizer."""
+    """Returns the tables that cannot be fused, because of dimension, data type or optimizer."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     unfit = set()
     for child in module.modules():
@@ -59,7 +59,7 @@ def unfit_tables(
 
 
 def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    """Of the tables of a module; none if it has none that we know."""
+    """Returns the configurations of the tables of a module; none if we do not know it."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         module = module._embedding_bag_collection
     if isinstance(module, EmbeddingBagCollection):
@@ -68,7 +68,7 @@ def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
 
 
 class FusedEnumerator(EmbeddingEnumerator):
-    """TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with the same arguments."""
+    """Is TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with its arguments."""
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]

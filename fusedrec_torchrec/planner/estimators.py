@@ -50,7 +50,7 @@ STATES: dict[EmbOptimType, tuple[int, int]] = {
 
 
 def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, int]:
-    """Bytes of a shard's optimizer state, per element and per row.
+    """Returns the bytes of a shard's optimizer state, per element and per row.
 
     Two numbers, because FBGEMM keeps per-row state on the device even if the table is in host
     memory.  An optimizer we do not know counts as Adam.
@@ -60,7 +60,7 @@ def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, 
 
 
 class FusedPerfEstimator(ShardEstimator):
-    """Estimates fused options; hands the others to TorchRec's default estimator."""
+    """Estimates the time of fused options; hands others to TorchRec's default estimator."""
 
     def __init__(
         self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
@@ -114,7 +114,7 @@ class FusedPerfEstimator(ShardEstimator):
 
 
 class FusedStorageEstimator(ShardEstimator):
-    """Memory of fused options: weights, optimizer state and the buffers of a batch.
+    """Estimates the memory of fused options: weights, optimizer state, buffers of a batch.
 
     Weights and state are exact.  Buffers are what a step needs at most if ids are uniform.
     """

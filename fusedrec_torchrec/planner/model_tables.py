@@ -46,7 +46,7 @@ def table_loads(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     poolings: Mapping[str, float] | None = None,
 ) -> list[TableLoad]:
-    """What a model asks of its tables.
+    """Returns what a model asks of its tables.
 
     Args:
         model: unsharded.
@@ -115,7 +115,7 @@ def _use(
 
 
 def plan_of(decision: Decision, model: nn.Module, sharders: Sharders) -> ShardingPlan:
-    """The plan that a decision is, for a model with its tables."""
+    """Returns the plan that a decision is, for a model with its tables."""
     number = {table.name: t for t, table in enumerate(decision.tables)}
     group = decision.groups
     local = min(group.local or decision.cluster.local_ranks, group.size)
@@ -156,7 +156,7 @@ def _generator(decision: Decision, t: int) -> ParameterShardingGenerator:
 
 
 def grid_options(decision: Decision) -> GridOptions | None:
-    """Settings of 2D parallelism, if the decision is for it."""
+    """Returns the settings of 2D parallelism, if the decision is for it."""
     groups = decision.groups
     if groups.number == 1:
         return None

@@ -49,7 +49,7 @@ NARROW = 32  # columns of the narrowest column shards
 
 @dataclass(frozen=True)
 class Point:
-    """A system on so many ranks.
+    """Is a system on so many ranks.
 
     Attributes:
         system: one of ``SYSTEMS``.
@@ -73,7 +73,7 @@ class Point:
 
     @property
     def throughput(self) -> float:
-        """Samples a second of all ranks."""
+        """How many samples all ranks train in a second."""
         return self.ranks * self.batch / self.seconds if self.seconds else 0.0
 
 
@@ -85,7 +85,7 @@ def simulate(
     batches: int = 8,
     seed: int = 0,
 ) -> Iterator[Point]:
-    """All systems on all sizes.
+    """Yields all systems on all sizes.
 
     Args:
         planning: tables, batch and cluster.
@@ -108,7 +108,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Run:
-    """A step of a system, on the ranks of a group."""
+    """Is a step of a system, on the ranks of a group."""
 
     step: Step
     how: str
@@ -147,7 +147,7 @@ class _OneSize:
         )
 
     def _seconds(self, run: _Run) -> float | None:
-        """Of a step with its straggler and the dense part; None if it does not fit."""
+        """Returns the seconds of a step with straggler and dense part; None if it does not fit."""
         if self._memory(run) > self._cluster.memory * GB:
             return None
         rates = run.step.rates(self._cluster)
@@ -161,7 +161,7 @@ class _OneSize:
         return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)
 
     def _memory(self, run: _Run) -> float:
-        """On the rank that needs most, if pieces are spread as well as they can be."""
+        """Returns the bytes of the fullest rank, if pieces are spread as well as they can be."""
         ranks, system = run.step.ranks, run.step.system
         sizes = [float(t.size) for t in self._tables]
         if system == "table_wise":
@@ -224,7 +224,7 @@ class _OneSize:
     def _fused(self, hot: HotUse | None = None, how: str = "one group") -> _Run:
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
         steps = [fused_step(tables, batch, ranks, exact_counts=e, hot=hot) for e in (False, True)]
-        step = min(steps, key=lambda each: each.seconds(self._cluster))
+        step = min(steps, key=lambda step: step.seconds(self._cluster))
         busiest = self._busiest(ranks, hot_T=None if hot is None else hot.rows_T)
         return _Run(step, how, busiest, hot=hot)
 
@@ -269,7 +269,10 @@ class _OneSize:
 
 
 def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: int) -> Step:
-    """Tables on nodes, their rows on the ranks of the node; sums within it, bags between nodes."""
+    """Returns a step with tables on nodes, their rows on the ranks of the node.
+
+    Sums are made within the node, and bags travel between nodes.
+    """
     nodes = ranks // local
     by_node = stock_step("table_wise", tables, batch * local, nodes)
     step = Step("table_row_wise", len(tables), ranks)
@@ -289,7 +292,10 @@ def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: 
 def _rows_of_all_ids(
     tables: Sequence[TableLoad], batch: int, ranks: int, hot_T: NDArray[np.int64]
 ) -> Step:
-    """A row travels for each id that is not hot, and back; hot rows are summed by an all-reduce."""
+    """Returns a step in which a row travels for every id that is not hot, and back.
+
+    Hot rows are summed by an all-reduce.
+    """
     away = (ranks - 1) / ranks
     ids_T = np.array([table.ids(batch) for table in tables])
     covered = [t.classes.coverage(float(h)) for t, h in zip(tables, hot_T, strict=True)]
@@ -313,7 +319,7 @@ def _rows_of_all_ids(
 
 
 def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
-    """Tables in pieces of few columns, each of which gets all of the table's ids."""
+    """Returns tables in pieces of few columns, each of which gets all of the table's ids."""
     shards: list[TableLoad] = []
     for table in tables:
         pieces = max(table.dim // NARROW, 1)
@@ -323,7 +329,7 @@ def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
 
 
 def _table_by_table(step: Step, tables: int) -> Step:
-    """The same bytes in collectives of single tables."""
+    """Returns a step with the same bytes in collectives of single tables."""
     parts = []
     for part in step.parts:
         if part.is_collective:

@@ -81,18 +81,18 @@ class ClusterConfig:
             )
 
     def rates(self, system: str) -> RatesConfig:
-        """Of a sharding."""
+        """Returns the rates of a sharding."""
         if system == FUSED:
             return self.fused
         return getattr(self, system, None) or self.stock
 
     @property
     def local_ranks(self) -> int:
-        """Ranks on one node."""
+        """How many ranks are on one node."""
         return min(self.ranks, self.ranks_per_node)
 
     def topology(self, **settings: Any) -> Topology:
-        """The same for TorchRec's estimators and partitioners."""
+        """Returns the same cluster for TorchRec's estimators and partitioners."""
         on_cuda = self.device == "cuda"
         return Topology(
             world_size=self.ranks,
@@ -106,7 +106,7 @@ class ClusterConfig:
         )
 
     def all_to_all(self, sent: float, ranks: int | None = None, local: int | None = None) -> float:
-        """Seconds of an all-to-all.
+        """Returns the seconds of an all-to-all.
 
         Args:
             sent: bytes that the busiest rank sends to (or gets from) other ranks, evenly.
@@ -128,7 +128,7 @@ class ClusterConfig:
         return seconds + latency * 1e-6
 
     def all_reduce(self, size: float, ranks: int | None = None, local: int | None = None) -> float:
-        """Seconds of an all-reduce: summed within nodes, between them, and spread again.
+        """Returns the seconds of an all-reduce within nodes, between them, and within them again.
 
         Args:
             size: bytes of the tensor.

@@ -27,7 +27,7 @@ def busiest_owner(
     batches: int = 8,
     seed: int = 0,
 ) -> float:
-    """Load of the busiest owner of rows, as a multiple of the mean; mean over batches.
+    """Returns the load of the busiest owner, as a multiple of the mean; the mean over batches.
 
     Args:
         tables: whose rows are spread over the ranks, popular ones anywhere.
@@ -72,6 +72,6 @@ def busiest_owner(
 def _first(
     rows_C: NDArray[np.float64], shares_C: NDArray[np.float64], count: int
 ) -> NDArray[np.float64]:
-    """Shares of the most used rows, one by one."""
+    """Returns the shares of the most used rows, one by one."""
     ends = np.cumsum(rows_C)
     return np.asarray(shares_C[np.searchsorted(ends, np.arange(count) + 0.5)])

@@ -19,9 +19,10 @@ ABBREVIATION = "FRW"
 
 @contextmanager
 def _fused_abbreviation() -> Iterator[None]:
-    """HACK: TorchRec abbreviates sharding types in a module function that knows only its own.
+    """Teaches TorchRec's statistics the abbreviation of fused tables for a while.
 
-    It can go when TorchRec falls back to the type's own name there.
+    HACK: TorchRec abbreviates sharding types in a module function that knows only its own.  It can
+    go when TorchRec falls back to the type's own name there.
     """
     original = torchrec_stats._get_sharding_type_abbr
     torchrec_stats._get_sharding_type_abbr = lambda sharding_type: (
@@ -34,7 +35,7 @@ def _fused_abbreviation() -> Iterator[None]:
 
 
 class FusedEmbeddingStats(EmbeddingStats):
-    """TorchRec's ``EmbeddingStats`` that knows ``fused_row_wise``."""
+    """Is TorchRec's ``EmbeddingStats`` that knows ``fused_row_wise``."""
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         with _fused_abbreviation():

@@ -35,7 +35,7 @@ Hot = Mapping[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan of all tables, with its price on a cluster.
+    """Is a plan of all tables, with its price on a cluster.
 
     Attributes:
         tables: of the model.

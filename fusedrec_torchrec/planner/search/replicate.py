@@ -55,7 +55,7 @@ def most_used_by_class(
 
 
 class Ranking:
-    """Rows of tables that a profile knows, the ones that are in most batches first.
+    """Orders the rows of tables that a profile knows, those in most batches first.
 
     Args:
         tables: whose rows may be hot; those without a profile have none.

@@ -61,11 +61,12 @@ class SearchConfig:
     in sharding.exchange.codecs of a training."""
 
     def allowed_codecs(self) -> list[Codecs]:
+        """Returns the lossy codecs that may be chosen."""
         return [
-            each
-            if isinstance(each, Codecs)
-            else Codecs(forward=CodecOptions(type=each), backward=CodecOptions(type=each))
-            for each in self.codecs
+            codec
+            if isinstance(codec, Codecs)
+            else Codecs(forward=CodecOptions(type=codec), backward=CodecOptions(type=codec))
+            for codec in self.codecs
         ]
 
     def __post_init__(self) -> None:
