@@ -77,8 +77,8 @@ def model_of_tables(
     if pooled:
         model.embedding_bags = EmbeddingBagCollection(tables=pooled, device=meta)
     by_dim: dict[int, list[EmbeddingConfig]] = {}
-    for config in sequences:
-        by_dim.setdefault(config.embedding_dim, []).append(config)
+    for sequence in sequences:
+        by_dim.setdefault(sequence.embedding_dim, []).append(sequence)
     for dim, tables in by_dim.items():  # of which a collection has one
         setattr(model, f"embeddings_{dim}", EmbeddingCollection(tables=tables, device=meta))
     return model, poolings, zipf
