@@ -21,7 +21,7 @@ KIND = "access profile"
 
 @dataclass(frozen=True)
 class AccessProfile:
-    """Accesses to the rows of some tables.
+    """Holds how often the rows of some tables are accessed.
 
     Attributes:
         table_rows: rows of each table.
@@ -47,6 +47,7 @@ class AccessProfile:
         object.__setattr__(self, "of_samples", max(self.of_samples, self.samples))
 
     def save(self, path: Path) -> None:
+        """Writes the profile to a file, whole or not at all."""
         about = {
             "table_rows": self.table_rows,
             "samples": self.samples,
@@ -63,31 +64,34 @@ class AccessProfile:
 
     @staticmethod
     def load(path: Path) -> "AccessProfile":
-        """
+        """Returns the profile in a file.
+
         Raises:
             ValueError: no such file, or not a profile.
         """
         with open_arrays(path, KIND) as file:
-            found = read_arrays(file, path, KIND)
-        rows, accesses = found.table_rows(), found.counts_by_name("accesses")
+            content = read_arrays(file, path, KIND)
+        rows, accesses = content.table_rows(), content.counts_by_name("accesses")
         if set(accesses) != set(rows):
             raise ValueError(f"{path} is damaged: accesses are not those of its tables")
-        ids = {name: found.ids(i, name) for i, name in enumerate(rows)}
+        ids = {name: content.ids(i, name) for i, name in enumerate(rows)}
         return AccessProfile(
             table_rows=rows,
-            samples=found.count("samples"),
+            samples=content.count("samples"),
             accesses=accesses,
             ids=ids,
-            counts={n: found.counts(f"counts_{i}", len(ids[n])) for i, n in enumerate(rows)},
-            error=found.count("error"),
-            counters=found.count("counters"),
-            of_samples=found.count("of_samples", 0),  # older files do not say
+            counts={n: content.counts(f"counts_{i}", len(ids[n])) for i, n in enumerate(rows)},
+            error=content.count("error"),
+            counters=content.count("counters"),
+            of_samples=content.count("of_samples", 0),  # older files do not say
         )
 
     def ranking(
         self, names: Sequence[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of some tables, the most used first; of equally used ones those of the first table.
+        """Returns the rows of some tables, the most used first.
+
+        Of equally used rows those of the first table come first.
 
         Returns:
             the place of its table in ``names``, the id and the accesses of each row.
@@ -99,7 +103,8 @@ class AccessProfile:
         return tables[order], ids[order], counts[order]
 
     def check(self, table_rows: Mapping[str, int]) -> None:
-        """
+        """Compares the tables of the profile with those of a model.
+
         Raises:
             ValueError: the profile is of other tables.
         """

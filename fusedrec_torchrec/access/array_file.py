@@ -47,7 +47,8 @@ def write_arrays(
 
 
 def open_arrays(path: Path, kind: str) -> IO[bytes]:
-    """
+    """Opens a file of arrays to be read.
+
     Raises:
         ValueError: no such file.
     """
@@ -68,11 +69,11 @@ def read_arrays(file: IO[bytes], source: object, kind: str) -> "ArrayFile":
     try:
         arrays = _arrays(file)
         about = parse_json(str(arrays.pop("about")), source)
-        found, version = about["kind"], about["version"]
+        actual, version = about["kind"], about["version"]
     except Exception as error:  # a damaged archive can raise anything
         raise ValueError(f"{source} is no {kind}: {error}") from None
-    if found != kind:
-        raise ValueError(f"{source} is no {kind}, but a {shown(found)[1:-1]}")
+    if actual != kind:
+        raise ValueError(f"{source} is no {kind}, but a {shown(actual)[1:-1]}")
     if version != VERSION:
         raise ValueError(
             f"{source} has version {shown(version)}, this release reads version {VERSION}"
@@ -92,7 +93,7 @@ def _arrays(file: IO[bytes]) -> dict[str, NDArray[Any]]:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """An array in NumPy's format, of which nothing is allocated that is not there."""
+    """Returns an array in NumPy's format; nothing is allocated that is not there."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -106,7 +107,7 @@ def _array(content: bytes) -> NDArray[Any]:
 
 
 class ArrayFile:
-    """What is in a file, field by field.
+    """Gives what is in a file, field by field.
 
     Every method raises ``ValueError`` if its field is missing or wrong.
     """
@@ -117,45 +118,45 @@ class ArrayFile:
         self._source, self._about, self._arrays = source, about, arrays
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A number of 0 or more."""
+        """Returns a number of 0 or more."""
         return self._count(name, self._about.get(name, default))
 
     def counts_by_name(self, name: str) -> dict[str, int]:
-        """Numbers of 0 or more by table."""
-        found = self._about.get(name)
-        if not isinstance(found, dict):
-            raise ValueError(f"{self._source} is damaged: {name} is {shown(found)}")
-        return {table: self._count(name, value) for table, value in found.items()}
+        """Returns numbers of 0 or more by table."""
+        numbers = self._about.get(name)
+        if not isinstance(numbers, dict):
+            raise ValueError(f"{self._source} is damaged: {name} is {shown(numbers)}")
+        return {table: self._count(name, value) for table, value in numbers.items()}
 
     def table_rows(self) -> dict[str, int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         return self.counts_by_name("table_rows")
 
     def ids(self, place: int, table: str) -> NDArray[np.int64]:
-        """Rows of a table, each of them once."""
-        found = self.counts(f"ids_{place}")
+        """Returns rows of a table, every one of them once."""
+        ids = self.counts(f"ids_{place}")
         rows = self.table_rows()[table]
-        if len(found) and int(found.max()) >= rows:
+        if len(ids) and int(ids.max()) >= rows:
             raise ValueError(
-                f"{self._source} is damaged: it has row {found.max()} of table {shown(table)}, "
+                f"{self._source} is damaged: it has row {ids.max()} of table {shown(table)}, "
                 f"which has {rows} rows"
             )
-        if len(np.unique(found)) < len(found):
+        if len(np.unique(ids)) < len(ids):
             raise ValueError(
                 f"{self._source} is damaged: it has a row of table {shown(table)} twice"
             )
-        return found
+        return ids
 
     def counts(self, name: str, length: int | None = None) -> NDArray[np.int64]:
-        """A list of numbers of 0 or more."""
-        found = self._arrays.get(name)
-        if found is None or found.dtype != np.int64 or found.ndim != 1:
+        """Returns a list of numbers of 0 or more."""
+        numbers = self._arrays.get(name)
+        if numbers is None or numbers.dtype != np.int64 or numbers.ndim != 1:
             raise ValueError(f"{self._source} is damaged: {name} is missing, or no list of numbers")
-        if length not in (None, len(found)):
-            raise ValueError(f"{self._source} is damaged: {name} has {len(found)} numbers")
-        if len(found) and int(found.min()) < 0:
-            raise ValueError(f"{self._source} is damaged: {name} has {found.min()}")
-        return found
+        if length not in (None, len(numbers)):
+            raise ValueError(f"{self._source} is damaged: {name} has {len(numbers)} numbers")
+        if len(numbers) and int(numbers.min()) < 0:
+            raise ValueError(f"{self._source} is damaged: {name} has {numbers.min()}")
+        return numbers
 
     def _count(self, name: str, value: Any) -> int:
         if type(value) is not int or not 0 <= value < MOST_ROWS:

@@ -12,7 +12,7 @@ __all__ = ["HeavyHitters"]
 
 
 class HeavyHitters:
-    """A summary of a stream of keys.
+    """Summarizes a stream of keys: which are used most, and how often.
 
     Args:
         counters: C, how many keys are counted at a time.
@@ -50,13 +50,13 @@ class HeavyHitters:
         self._combine([self._keys, keys], [self._counts, counts])
 
     def content(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and counts, the largest first, equal ones by key."""
+        """Returns keys and counts, the largest first, equal ones by key."""
         self._summarize()
         order = torch.argsort(self._counts, descending=True, stable=True)  # keys are in order
         return self._keys[order], self._counts[order]
 
     def fade(self, factor: float) -> None:
-        """Multiplies all counts."""
+        """Multiplies all counts by a factor, so that old ones count less."""
         self._summarize()
         self._counts = (self._counts * factor).long()
         kept = self._counts > 0

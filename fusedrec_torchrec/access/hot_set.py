@@ -18,7 +18,7 @@ LARGEST_FLAGS = 1 << 26  # rows of a table with a flag for each
 
 
 class HotSet:
-    """Hot rows by table.
+    """Says which rows of which tables are hot.
 
     Args:
         table_rows: rows of each table.
@@ -32,14 +32,14 @@ class HotSet:
 
     @staticmethod
     def most_used(profile: AccessProfile, rows: int) -> "HotSet":
-        """The most used rows of all tables."""
+        """Returns the most used rows of all tables."""
         names = list(profile.table_rows)
         tables, ids, _ = (values[:rows] for values in profile.ranking(names))
         return HotSet(profile.table_rows, {name: ids[tables == t] for t, name in enumerate(names)})
 
     @property
     def rows(self) -> int:
-        """Hot rows of all tables."""
+        """How many rows of all tables are hot."""
         return sum(map(len, self.ids.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -52,12 +52,14 @@ class HotSet:
     __hash__ = None  # type: ignore[assignment]
 
     def save(self, path: Path) -> None:
+        """Writes the hot set to a file, whole or not at all."""
         arrays = {f"ids_{i}": ids for i, ids in enumerate(self.ids.values())}
         write_arrays(path, KIND, {"table_rows": self.table_rows}, arrays)
 
     @staticmethod
     def load(path: Path) -> "HotSet":
-        """
+        """Returns the hot set in a file.
+
         Raises:
             ValueError: no such file, or not a hot set.
         """
@@ -71,12 +73,13 @@ class HotSet:
         Raises:
             ValueError: it is not a hot set.
         """
-        found = read_arrays(file, source, KIND)
-        rows = found.table_rows()
-        return HotSet(rows, {name: found.ids(i, name) for i, name in enumerate(rows)})
+        content = read_arrays(file, source, KIND)
+        rows = content.table_rows()
+        return HotSet(rows, {name: content.ids(i, name) for i, name in enumerate(rows)})
 
     def check(self, table_rows: Mapping[str, int]) -> None:
-        """
+        """Compares the tables of the hot set with those of a model.
+
         Raises:
             ValueError: the hot set is of other tables.
         """
@@ -92,7 +95,7 @@ class HotSet:
                 )
 
     def hot_samples(self, samples: Samples) -> NDArray[np.bool_]:
-        """Whether all ids of a sample are hot; one without ids is."""
+        """Returns whether all ids of each sample are hot; one without ids is."""
         hot = np.ones(len(samples), dtype=np.bool_)
         for feature, (name, ids) in enumerate(
             zip(self.ids, ids_by_feature(samples, len(self.ids)), strict=True)
@@ -106,7 +109,7 @@ class HotSet:
         return hot
 
     def __getstate__(self) -> dict[str, Any]:
-        """Reader processes make their own flags."""
+        """Leaves out the flags, which reader processes make for themselves."""
         return {"table_rows": self.table_rows, "ids": self.ids, "_flags": {}}
 
     def _is_hot(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -119,7 +122,7 @@ class HotSet:
 
 
 def ids_by_feature(samples: Samples, features: int) -> Iterator[NDArray[np.int64]]:
-    """The ids of each feature, sample by sample."""
+    """Yields the ids of each feature, sample by sample."""
     if samples.lengths is None:
         yield from samples.ids.reshape(features, -1)
         return

@@ -29,7 +29,7 @@ SAMPLED_BLOCK = 256
 
 @dataclass
 class TableAccess:
-    """Accesses to one table.
+    """Holds the accesses to one table.
 
     Attributes:
         name: of the table.
@@ -43,25 +43,28 @@ class TableAccess:
 
     @property
     def rows(self) -> int:
+        """How many rows the table has."""
         return len(self.counts)
 
     @property
     def accesses(self) -> int:
+        """How often its rows were accessed."""
         return int(self.counts.sum())
 
     @property
     def rows_used(self) -> int:
+        """How many of its rows were accessed."""
         return int(np.count_nonzero(self.counts))
 
     def top(self, n: int) -> list[tuple[int, int]]:
-        """The n most used rows and their accesses."""
+        """Returns the n most used rows and their accesses."""
         order = np.argsort(-self.counts, kind="stable")[:n]
         return [(int(row), int(self.counts[row])) for row in order if self.counts[row]]
 
 
 @dataclass
 class Accesses:
-    """Accesses to all tables, counted row by row.
+    """Holds the accesses to all tables, counted row by row.
 
     Attributes:
         tables: one for each table.
@@ -76,19 +79,19 @@ class Accesses:
     samples: int = 0
 
     def all_counts(self) -> NDArray[np.int64]:
-        """Accesses of all used rows of all tables."""
+        """Returns the accesses of all used rows of all tables."""
         counts = np.concatenate([table.counts for table in self.tables])
         return counts[counts > 0]
 
 
 def coverage(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of the accesses that the 1, 2, 3, … most used rows take."""
+    """Returns the share of the accesses that the 1, 2, 3, … most used rows take."""
     used = np.sort(counts[counts > 0])[::-1]
     return np.cumsum(used) / max(int(used.sum()), 1)
 
 
 def share_of_top(counts: NDArray[np.int64], share: float) -> float:
-    """Share of the accesses that the given share of the used rows takes, at least one row."""
+    """Returns the share of the accesses that a share of the used rows takes, at least one row."""
     covered = coverage(counts)
     if len(covered) == 0:
         return 0.0
@@ -96,7 +99,7 @@ def share_of_top(counts: NDArray[np.int64], share: float) -> float:
 
 
 def rows_for(counts: NDArray[np.int64], share: float) -> int:
-    """The least number of rows that take the given share of the accesses."""
+    """Returns the least number of rows that take the given share of the accesses."""
     covered = coverage(counts)
     if len(covered) == 0:
         return 0
@@ -138,7 +141,7 @@ def profile(
 def sample_profile(
     source: Source, share: float, counters: int, progress: bool = True
 ) -> AccessProfile:
-    """FAE's profile: accesses of a share of the samples, in blocks spread evenly over the data.
+    """Returns FAE's profile: accesses of some samples, in blocks spread evenly over the data.
 
     Args:
         source: the data.
@@ -162,13 +165,13 @@ def sample_profile(
 
 
 def covered_by(hot_set: HotSet, accesses: Accesses) -> float:
-    """Share of the accesses that go to hot rows."""
+    """Returns the share of the accesses that go to hot rows."""
     covered = sum(int(t.counts[hot_set.ids[t.name]].sum()) for t in accesses.tables)
     return covered / max(sum(table.accesses for table in accesses.tables), 1)
 
 
 def draw_coverage(result: Accesses, path: Path, sampled: AccessProfile | None = None) -> None:
-    """Coverage curves: share of accesses over share of the most used rows (P2RES, figure 2).
+    """Draws the share of accesses over the share of the most used rows (P2RES, figure 2).
 
     With a sampled profile also what the rows take that it thinks are most used.
     """

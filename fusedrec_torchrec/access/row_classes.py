@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.replication import chance_in_batch
 
 __all__ = ["RowClasses", "RowPlaces"]
 
@@ -27,7 +28,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class RowClasses:
-    """Rows of a table in C classes, the most used class first.
+    """Holds the rows of a table in C classes of equal use, the most used class first.
 
     Attributes:
         rows_C: rows of each class.
@@ -39,16 +40,17 @@ class RowClasses:
 
     @property
     def rows(self) -> float:
+        """How many rows there are."""
         return float(self.rows_C.sum())
 
     @staticmethod
     def uniform(rows: int) -> "RowClasses":
-        """All rows alike."""
+        """Returns the classes of a table whose rows are all used alike."""
         return RowClasses(np.array([float(rows)]), np.array([1.0 / max(rows, 1)]))
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> "RowClasses":
-        """Zipf's law, continuous, as ``access.synthetic`` draws from."""
+        """Returns the classes of Zipf's law, continuous, as ``access.synthetic`` draws from it."""
         edges = np.unique(
             np.concatenate(
                 [
@@ -68,7 +70,7 @@ class RowClasses:
 
     @staticmethod
     def counted(profile: AccessProfile, table: str) -> "RowClasses":
-        """What an access profile has counted."""
+        """Returns the classes that an access profile has counted."""
         rows, accesses = profile.table_rows[table], profile.accesses[table]
         counts = profile.counts[table]
         if not accesses or not rows:
@@ -85,22 +87,22 @@ class RowClasses:
         return RowClasses(rows_C.astype(np.float64), shares_C)
 
     def met(self, ids: float) -> Floats:
-        """Of each class, the probability that ``ids`` accesses meet one of its rows."""
-        return _met(self.shares_C, ids)
+        """Returns, for each class, the probability that ``ids`` accesses meet one of its rows."""
+        return chance_in_batch(self.shares_C, ids)
 
     def unique(self, ids: float) -> float:
-        """Distinct rows among ``ids`` accesses: the sum over rows of 1 - (1 - p)^ids."""
+        """Returns the distinct rows among ``ids`` accesses: the sum of 1 - (1 - p)^ids."""
         return float((self.rows_C * self.met(ids)).sum())
 
     def without(self, hot: float) -> "RowClasses":
-        """Without its ``hot`` most used rows; shares are still of all accesses."""
+        """Returns all but the ``hot`` most used rows; shares are still of all accesses."""
         before = np.concatenate([[0.0], np.cumsum(self.rows_C)])
         left = np.clip(before[1:] - hot, 0.0, self.rows_C)
         keep = left > 0
         return RowClasses(left[keep], self.shares_C[keep])
 
     def drawn_once(self, ids: float, accesses: int) -> "RowClasses":
-        """For batches of ``ids`` that are parts of data with ``accesses`` in all.
+        """Returns the classes for batches of ``ids`` out of data with ``accesses`` in all.
 
         An epoch draws every access once, so a row that the data has c times is missing in a batch
         with probability (1 - ids / accesses)^c.  Only small data can tell the difference.
@@ -108,14 +110,14 @@ class RowClasses:
         return RowClasses(self.rows_C, _drawn_once(self.shares_C, ids, accesses))
 
     def coverage(self, hot: float) -> float:
-        """Share of the accesses that the ``hot`` most used rows take."""
+        """Returns the share of the accesses that the ``hot`` most used rows take."""
         left = self.without(hot)
         return max(1.0 - float((left.rows_C * left.shares_C).sum()), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class RowPlaces:
-    """Where in a table the used rows are, as an access profile knows them.
+    """Says where in a table the used rows are, as an access profile knows them.
 
     Attributes:
         rows: of the table.
@@ -131,7 +133,7 @@ class RowPlaces:
 
     @staticmethod
     def counted(profile: AccessProfile, table: str) -> "RowPlaces":
-        """What an access profile has counted."""
+        """Returns the places that an access profile has counted."""
         rows, accesses = profile.table_rows[table], max(profile.accesses[table], 1)
         order = np.argsort(profile.ids[table], kind="stable")
         values, rows_C = np.unique(profile.counts[table], return_counts=True)
@@ -142,18 +144,18 @@ class RowPlaces:
         return RowPlaces(rows, ids, shares, rest)
 
     def drawn_once(self, ids: float, accesses: int) -> "RowPlaces":
-        """As of ``RowClasses``."""
+        """Returns the places for batches out of small data, as ``RowClasses.drawn_once`` does."""
         shares = _drawn_once(self.shares_R, ids, accesses)
         rest = float(_drawn_once(np.array([self.rest]), ids, accesses)[0])
         return RowPlaces(self.rows, self.ids_R, shares, rest)
 
     def without(self, hot: NDArray[np.int64]) -> "RowPlaces":
-        """Without rows that are not asked of their owners."""
+        """Returns the places without rows that are not asked of their owners."""
         shares = np.where(np.isin(self.ids_R, hot), 0.0, self.shares_R)
         return RowPlaces(self.rows, self.ids_R, shares, self.rest)
 
     def before(self, edges: NDArray[np.int64], ids: float | None) -> Floats:
-        """How much of a batch is asked of the rows before each edge.
+        """Returns how much of a batch is asked of the rows before each edge.
 
         Args:
             edges: numbers of rows.
@@ -164,46 +166,43 @@ class RowPlaces:
         return np.asarray(sums[listed] + (edges - listed) * rest)
 
     def edges(self, wanted: Floats, ids: float) -> NDArray[np.int64]:
-        """Rows that end where the distinct rows of a batch before them reach ``wanted``."""
+        """Returns the rows before which the distinct rows of a batch reach ``wanted``."""
         knots, before = _knots(self, ids)
-        found = np.interp(wanted, before, knots)
-        return np.clip(np.rint(found).astype(np.int64), 0, self.rows)
+        rows = np.interp(wanted, before, knots)
+        return np.clip(np.rint(rows).astype(np.int64), 0, self.rows)
 
 
 @lru_cache(maxsize=1 << 10)
 def _sums(places: RowPlaces, ids: float | None) -> tuple[Floats, float]:
-    """What is asked of the first 0, 1, 2, ... counted rows, and of each that was not counted."""
-    met = places.shares_R if ids is None else _met(places.shares_R, ids)
-    rest = places.rest if ids is None else float(_met(np.array([places.rest]), ids)[0])
-    return np.concatenate([[0.0], np.cumsum(met)]), rest
+    """Returns what is asked of the first 0, 1, 2, ... counted rows, and of every other row."""
+    if ids is None:
+        return np.concatenate([[0.0], np.cumsum(places.shares_R)]), places.rest
+    listed = chance_in_batch(places.shares_R, ids)
+    rest = float(chance_in_batch(np.array([places.rest]), ids)[0])
+    return np.concatenate([[0.0], np.cumsum(listed)]), rest
 
 
 @lru_cache(maxsize=1 << 10)
 def _knots(places: RowPlaces, ids: float) -> tuple[NDArray[np.int64], Floats]:
-    """Rows between which all rows are alike, and what is asked of those before."""
+    """Returns rows between which all rows are alike, and what is asked of those before."""
     knots = np.unique(np.concatenate([places.ids_R, places.ids_R + 1, [0, places.rows]]))
     return knots, places.before(knots, ids)
 
 
-def _met(shares: Floats, ids: float) -> Floats:
-    """Probability that ``ids`` accesses meet a row."""
-    return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
-
-
 def _drawn_once(shares: Floats, ids: float, accesses: int) -> Floats:
-    """Shares that, drawn with replacement, meet rows as often as theirs do without."""
+    """Returns shares that, drawn with replacement, meet rows as often as theirs do without."""
     part = min(ids / max(accesses, 1), 1 - 1e-12)
     return np.asarray(-np.expm1(shares * accesses / max(ids, 1e-300) * np.log1p(-part)))
 
 
 def _adjusted(profile: AccessProfile, values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:
-    """Counts, corrected if they are those of a sample."""
+    """Returns the counts, corrected if they are those of a sample."""
     is_sample = profile.samples < profile.of_samples and not profile.error
     return good_turing(values, rows) if is_sample else values.astype(np.float64)
 
 
 def good_turing(values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:
-    """Counts of a sample, corrected for the luck of having been met.
+    """Returns the counts of a sample, corrected for the luck of having been met.
 
     A row that was met r times has (r + 1) n(r + 1) / n(r) accesses in the mean, where n(r) rows
     were met r times.  Only small counts need it, and only where many rows have them.

@@ -11,12 +11,12 @@ __all__ = ["DamagedDataError", "Samples", "Source"]
 
 
 class DamagedDataError(ValueError):
-    """A file of the data that cannot be read; the text names it, and says what to do."""
+    """Is raised for a file of the data that cannot be read; it names the file and what to do."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """n samples of F features.
+    """Holds n samples of F features.
 
     Attributes:
         dense: [n, number of dense features].
@@ -35,6 +35,7 @@ class Samples:
 
     @staticmethod
     def concatenate(parts: Sequence["Samples"]) -> "Samples":
+        """Returns the samples of all parts, one part after another."""
         if len(parts) == 1:
             return parts[0]
         dense = np.concatenate([part.dense for part in parts])
@@ -58,7 +59,7 @@ class Samples:
         return Samples(dense, labels, ids, flat[order].reshape(features, -1))
 
     def take(self, which: NDArray[np.int64]) -> "Samples":
-        """The samples at these places, in this order."""
+        """Returns the samples at these places, in this order."""
         dense, labels = self.dense[which], self.labels[which]
         if self.lengths is None:
             return Samples(dense, labels, self.ids.reshape(-1, len(self))[:, which].ravel())
@@ -71,7 +72,7 @@ class Samples:
 def _take_bags(
     ids: NDArray[np.int64], lengths: NDArray[np.int32], bags: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The ids of the given bags, one bag after another."""
+    """Returns the ids of the given bags, one bag after another."""
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     taken = lengths[bags]
     ends = np.cumsum(taken, dtype=np.int64)
@@ -80,11 +81,11 @@ def _take_bags(
 
 
 class Source(Protocol):
-    """Samples by number: a data set, or a generator that acts like one."""
+    """Gives samples by number: a data set, or a generator that acts like one."""
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """How many samples there are."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -99,14 +100,14 @@ class Source(Protocol):
 
     @property
     def table_rows(self) -> dict[str, int]:
-        """Rows of the tables by name, which is the feature's name, too."""
+        """Rows of the tables by name; a feature has its table's name."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:
         """Sizes of the runs in which samples are best read, in order."""
 
     def read(self, start: int, stop: int) -> Samples:
-        """The samples from ``start`` up to ``stop``.
+        """Returns the samples from ``start`` up to ``stop``.
 
         Raises:
             DamagedDataError: a file that holds them cannot be read.

@@ -26,7 +26,7 @@ TABLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticTable:
-    """How the ids of one table are drawn.
+    """Says how the ids of one table are drawn.
 
     Attributes:
         name: of the table and its feature.
@@ -45,7 +45,7 @@ class SyntheticTable:
 
 
 class SyntheticData:
-    """A data set that is computed when it is read.  A ``Source``.
+    """Is a ``Source`` whose samples are computed when they are read.
 
     Args:
         tables: the tables.
@@ -104,7 +104,7 @@ class SyntheticData:
         return self._generate(start, stop)[0]
 
     def click_probability(self, start: int, stop: int) -> NDArray[np.float64]:
-        """What the planted model says: no prediction can be better."""
+        """Returns what the planted model says: no prediction can be better."""
         return self._generate(start, stop)[1]
 
     def _generate(self, start: int, stop: int) -> tuple[Samples, NDArray[np.float64]]:
@@ -145,7 +145,7 @@ class SyntheticData:
         return samples, probability
 
     def _normal(self, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Box and Muller's way from two uniform numbers to a normal one."""
+        """Returns normal numbers, by Box and Muller's way from two uniform ones."""
         keys = numbers[:, None] * np.uint64(self._dense_features) + np.arange(
             self._dense_features, dtype=np.uint64
         )
@@ -171,7 +171,7 @@ class SyntheticData:
     def _ids(
         self, table: SyntheticTable, stream: int, keys: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
-        """Ids by inverting the distribution of the continuous Zipf law on [1, rows + 1)."""
+        """Returns ids by inverting the distribution of the continuous Zipf law on [1, rows + 1)."""
         uniform = _uniform(_hash(self._seed, stream, keys))
         if abs(table.zipf - 1.0) < 1e-9:
             popularity = np.exp(uniform * np.log(table.rows + 1.0))
@@ -193,7 +193,7 @@ class SyntheticData:
 
 
 def _scatter(rows: int) -> int:
-    """A factor without common divisor with ``rows``, so that rank * factor visits every row."""
+    """Returns a factor without common divisor with ``rows``: rank * factor visits every row."""
     factor = max(int(rows * 0.6180339887), 1)
     while gcd(factor, rows) != 1:
         factor += 1
@@ -201,7 +201,7 @@ def _scatter(rows: int) -> int:
 
 
 def _hash(seed: int, stream: int, keys: NDArray[np.generic]) -> NDArray[np.uint64]:
-    """splitmix64 of the key: independent random bits for each (seed, stream, key)."""
+    """Returns splitmix64 of the keys: random bits, independent for each seed, stream and key."""
     start = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) & ((1 << 64) - 1)
     with np.errstate(over="ignore"):
         x = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
@@ -214,14 +214,14 @@ def _hash(seed: int, stream: int, keys: NDArray[np.generic]) -> NDArray[np.uint6
 
 
 def _uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """In [0, 1)."""
+    """Returns numbers in [0, 1)."""
     uniform = (bits >> np.uint64(11)).astype(np.float64)
     uniform *= 1.0 / (1 << 53)
     return uniform
 
 
 def _symmetric(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """In [-1, 1)."""
+    """Returns numbers in [-1, 1)."""
     uniform = _uniform(bits)
     uniform *= 2.0
     uniform -= 1.0

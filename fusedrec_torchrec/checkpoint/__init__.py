@@ -2,6 +2,7 @@
 
 Files, in reading order:
 
+- ``file_names``: what the files of a checkpoint are called;
 - ``save``, ``writer``: write what torch.distributed.checkpoint would, with checksums;
 - ``manifest``: what a checkpoint holds, in a file that people and programs can read;
 - ``codec_state``: what codecs keep from step to step, which is saved beside the weights;

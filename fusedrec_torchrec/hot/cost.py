@@ -1,9 +1,9 @@
-"""When replication pays: P2RES's question, asked after dedup.
+"""When replication pays: the price of a step after dedup, from a few settings.
 
 P2RES (PPoPP 2024) picks the rows to replicate by a performance model, but gives no formula.  This
-is ours.  Once requests are deduplicated, a row that every rank wants costs the same bytes through
-all-to-all as through a ring all-reduce, so replication must pay in other ways; the model has a term
-for each:
+is ours, with the arithmetic that it shares with the planner's in ``access.replication``.  Once
+requests are deduplicated, a row that every rank wants costs the same bytes through all-to-all as
+through a ring all-reduce, so replication must pay in other ways; the model has a term for each:
 
 - the all-reduce may run on better links than the all-to-all (``all_reduce_bandwidth``);
 - it is off the critical path: ``hidden`` of its time runs beside other work;
@@ -19,6 +19,8 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fusedrec_torchrec.access.replication import chance_of_uses, cheapest, sync_bytes
 
 __all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
 
@@ -82,8 +84,16 @@ class RowUse:
 def seconds_of_prefixes(
     use: RowUse, ranks: int, options: CostOptions, sync_every: int, hot_batches: bool
 ) -> NDArray[np.float64]:
-    """Seconds of communication in a step if the first 0, 1, 2, ... rows are replicated."""
-    present_R = -np.expm1(-use.uses_R * options.batch_size)  # probability to be in a batch
+    """Returns the seconds of communication in a step if the first 0, 1, 2, ... rows are replicated.
+
+    Args:
+        use: the rows.
+        ranks: that train.
+        options: of the machine.
+        sync_every: steps from one sync of replicas to the next.
+        hot_batches: whether batches without other rows skip the exchange.
+    """
+    present_R = chance_of_uses(use.uses_R * options.batch_size)
     away = (ranks - 1) / ranks
 
     # Through the owners: fetch and gradient, and the id; the most loaded owner sets the pace.
@@ -96,8 +106,9 @@ def seconds_of_prefixes(
 
     # Through the replicas: all rows that were touched to everybody, or one sum over all places.
     message_R = use.bytes_R + ID_BYTES
-    sparse = (ranks - 1) * _before(present_R * message_R)
-    dense = 2 * away * _before(message_R.astype(np.float64))
+    sparse, dense = sync_bytes(
+        _before(present_R * message_R), _before(message_R.astype(np.float64)), ranks
+    )
     exposed = (1 - options.hidden) / sync_every
     sync = np.minimum(sparse, dense) / options.all_reduce_bandwidth * exposed
     sync[1:] += options.latency * exposed
@@ -117,10 +128,10 @@ def seconds_of_prefixes(
 def rows_to_replicate(
     use: RowUse, ranks: int, options: CostOptions, sync_every: int = 1, hot_batches: bool = False
 ) -> int:
-    """How many rows to replicate; the least number if several cost the same."""
-    return int(np.argmin(seconds_of_prefixes(use, ranks, options, sync_every, hot_batches)))
+    """Returns how many rows to replicate; the least number if several cost the same."""
+    return cheapest(seconds_of_prefixes(use, ranks, options, sync_every, hot_batches).tolist())
 
 
 def _before(values_R: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of the first 0, 1, 2, ... values."""
+    """Returns the sums of the first 0, 1, 2, ... values."""
     return np.concatenate([[0.0], np.cumsum(values_R)])

@@ -92,5 +92,5 @@ class PlannerConfig:
 
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of planner configurations, for editors."""
-    found = TypeAdapter(PlannerConfig).json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    described = TypeAdapter(PlannerConfig).json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

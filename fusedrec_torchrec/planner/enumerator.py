@@ -16,14 +16,15 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from fusedrec_torchrec.compat.feature_processors import embedding_bags_of
 from fusedrec_torchrec.compat.optimizers import optimizer_of, optimizers_of
 from fusedrec_torchrec.exchange.buckets import kernels_of
-from fusedrec_torchrec.planner.workload import TableWorkload
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays
+from fusedrec_torchrec.planner.option_load import option_load
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
 
 
 class _FusedAsRowWise(str):
-    """The string ``"row_wise"``, to be told apart from a real one only by its class."""
+    """Is the string ``"row_wise"``, to be told apart from a real one only by its class."""
 
     __slots__ = ()
 
@@ -32,14 +33,14 @@ FUSED_AS_ROW_WISE = _FusedAsRowWise(ShardingType.ROW_WISE.value)
 
 
 def is_fused(option: ShardingOption) -> bool:
-    """Whether a sharding option is one of ours."""
+    """Returns whether a sharding option is one of ours."""
     return bool(option.sharding_type == FUSED)
 
 
 def unfit_tables(
     module: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
 ) -> set[str]:
-    """Tables that cannot be fused, because of dimension, data type or optimizer."""
+    """Returns the tables that cannot be fused, because of dimension, data type or optimizer."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     unfit = set()
     for child in module.modules():
@@ -60,7 +61,7 @@ def unfit_tables(
 
 
 def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    """Of the tables of a module; none if it has none that we know."""
+    """Returns the configurations of the tables of a module; none if we do not know it."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         module = embedding_bags_of(module)
     if isinstance(module, EmbeddingBagCollection):
@@ -69,7 +70,7 @@ def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
 
 
 class FusedEnumerator(EmbeddingEnumerator):
-    """TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with the same arguments."""
+    """Is TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with its arguments."""
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -79,11 +80,11 @@ class FusedEnumerator(EmbeddingEnumerator):
         return [option for option in options if not is_fused(option) or self._pays(option)]
 
     def _pays(self, option: ShardingOption) -> bool:
-        """Whether a fused option is worth a thought; one that is the only choice always is."""
+        """Returns whether a fused option is worth a thought; the only choice always is."""
         mine = (self._constraints or {}).get(option.name)
         if mine is not None and mine.sharding_types == [FUSED]:
             return True
-        return TableWorkload(option, self._constraints).pays_fused
+        return fusing_pays(option_load(option, self._constraints), batch=1)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         for option in sharding_options:

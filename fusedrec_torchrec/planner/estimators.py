@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.constants import (
@@ -24,8 +25,10 @@ from torchrec.distributed.planner.types import (
 
 from fusedrec_torchrec.compat.optimizers import optimizer_of
 from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID
+from fusedrec_torchrec.planner.cost.step import fused_step
+from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
 from fusedrec_torchrec.planner.enumerator import is_fused
-from fusedrec_torchrec.planner.workload import TableWorkload
+from fusedrec_torchrec.planner.option_load import option_load
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
 
@@ -47,7 +50,7 @@ STATES: dict[EmbOptimType, tuple[int, int]] = {
 
 
 def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, int]:
-    """Bytes of a shard's optimizer state, per element and per row.
+    """Returns the bytes of a shard's optimizer state, per element and per row.
 
     Two numbers, because FBGEMM keeps per-row state on the device even if the table is in host
     memory.  An optimizer we do not know counts as Adam.
@@ -57,7 +60,7 @@ def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, 
 
 
 class FusedPerfEstimator(ShardEstimator):
-    """Estimates fused options; hands the others to TorchRec's default estimator."""
+    """Estimates the time of fused options; hands others to TorchRec's default estimator."""
 
     def __init__(
         self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
@@ -75,7 +78,7 @@ class FusedPerfEstimator(ShardEstimator):
             self._estimate_fused(option)
 
     def _estimate_fused(self, option: ShardingOption) -> None:
-        topology, work = self._topology, TableWorkload(option, self._constraints)
+        topology, load = self._topology, option_load(option, self._constraints)
         ranks = topology.world_size
         memory_bw = kernel_bw_lookup(
             topology.compute_device,
@@ -89,25 +92,29 @@ class FusedPerfEstimator(ShardEstimator):
         wire_bw = topology.comms_bandwidths.get_bw(
             topology.intra_group_size, ranks, CollectiveType.ALL_TO_ALL
         )
-        row_bytes = work.dim * work.element_size
-        for shard in option.shards:
-            share = shard.size[0] / max(work.rows, 1)
-            # Every rank asks this shard for its share of the distinct rows of its batch.
-            asked = ranks * work.unique * share
-            remote = asked * (ranks - 1) / max(ranks, 1)
+        row_bytes = load.dim * load.element_bytes
+        ranges = np.cumsum([0, *(shard.size[0] for shard in option.shards)])
+        step = fused_step([load], 1, ranks, [ranges])
+        lookup_W, rows_W = (
+            next(part.amount_W for part in step.parts if part.name == name).tolist()
+            for name in ("lookup", "rows")
+        )
+        for shard, lookup, rows in zip(option.shards, lookup_W, rows_W, strict=True):
+            # TorchRec counts rows on the wire in the table's data type.
+            sent = rows * load.element_bytes / NUMBER_BYTES
             # As TorchRec counts: rows read from the table and outputs written, no copies between.
-            forward = (asked + work.output_rows) * row_bytes / memory_bw
+            forward = (lookup + load.outputs * row_bytes) / memory_bw
             shard.perf = Perf(
                 fwd_compute=forward,
-                fwd_comms=remote * row_bytes / wire_bw,
+                fwd_comms=sent / wire_bw,
                 bwd_compute=forward * topology.bwd_compute_multiplier,
-                bwd_comms=remote * row_bytes / wire_bw,
-                input_dist_comms=remote * ID_BYTES / wire_bw,
+                bwd_comms=sent / wire_bw,
+                input_dist_comms=sent / row_bytes * ID_BYTES / wire_bw,
             )
 
 
 class FusedStorageEstimator(ShardEstimator):
-    """Memory of fused options: weights, optimizer state and the buffers of a batch.
+    """Estimates the memory of fused options: weights, optimizer state, buffers of a batch.
 
     Weights and state are exact.  Buffers are what a step needs at most if ids are uniform.
     """
@@ -128,21 +135,21 @@ class FusedStorageEstimator(ShardEstimator):
                 shard.storage = self._storage(option, shard.size[0], fused_params)
 
     def _storage(self, option: ShardingOption, rows: int, fused_params: dict[str, Any]) -> Storage:
-        work = TableWorkload(option, self._constraints)
-        weights = rows * work.dim * work.element_size
+        load = option_load(option, self._constraints)
+        weights = rows * load.dim * load.element_bytes
         element_state, row_state = optimizer_bytes(
-            optimizer_of(option.tensor, fused_params.get("optimizer")), rows, work.dim
+            optimizer_of(option.tensor, fused_params.get("optimizer")), rows, load.dim
         )
         table = weights + element_state
 
-        row_bytes = work.dim * ROW_ELEMENT_BYTES
-        share = rows / max(work.rows, 1)
+        ids, row_bytes = load.ids(1), load.dim * ROW_ELEMENT_BYTES
+        share = rows / max(load.rows, 1)
         ranks = self._topology.world_size
-        looked_up = ranks * min(work.ids * share, rows) * row_bytes
-        received = min(work.ids, work.rows) * row_bytes
-        output = work.output_rows * row_bytes
+        looked_up = ranks * min(ids * share, rows) * row_bytes
+        received = min(ids, load.rows) * row_bytes
+        output = load.outputs * row_bytes
         # Rows and output have gradients of the same size.
-        buffers = work.ids * BATCH_BYTES_PER_ID + 2 * (looked_up + received + output)
+        buffers = ids * BATCH_BYTES_PER_ID + 2 * (looked_up + received + output)
         buffers = math.ceil(buffers)
 
         if self._topology.compute_device != "cuda":

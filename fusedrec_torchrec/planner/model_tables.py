@@ -26,7 +26,7 @@ from fusedrec_torchrec.compat.optimizers import REPLICABLE, optimizer_of
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import configs_of
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
-from fusedrec_torchrec.planner.search.decide import Decision
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
@@ -45,7 +45,7 @@ def table_loads(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     poolings: Mapping[str, float] | None = None,
 ) -> list[TableLoad]:
-    """What a model asks of its tables.
+    """Returns what a model asks of its tables.
 
     Args:
         model: unsharded.
@@ -114,7 +114,7 @@ def _use(
 
 
 def plan_of(decision: Decision, model: nn.Module, sharders: Sharders) -> ShardingPlan:
-    """The plan that a decision is, for a model with its tables."""
+    """Returns the plan that a decision is, for a model with its tables."""
     number = {table.name: t for t, table in enumerate(decision.tables)}
     group = decision.groups
     local = min(group.local or decision.cluster.local_ranks, group.size)
@@ -155,7 +155,7 @@ def _generator(decision: Decision, t: int) -> ParameterShardingGenerator:
 
 
 def grid_options(decision: Decision) -> GridOptions | None:
-    """Settings of 2D parallelism, if the decision is for it."""
+    """Returns the settings of 2D parallelism, if the decision is for it."""
     groups = decision.groups
     if groups.number == 1:
         return None

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
@@ -16,6 +16,7 @@ from torchrec.distributed.planner.types import (
     ParameterConstraints,
     Partitioner,
     PerfModel,
+    PlanLoader,
     PlannerError,
     Proposer,
     ShardingOption,
@@ -27,13 +28,15 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.distributed.utils import get_device_type
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
-from fusedrec_torchrec.planner.cost.step import STOCK
+from fusedrec_torchrec.planner.decided_options import decided_options
 from fusedrec_torchrec.planner.enumerator import FusedEnumerator, unfit_tables
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
 from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
-from fusedrec_torchrec.planner.search.decide import Decision, decide
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.planner.topology import topology_of
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
@@ -42,11 +45,9 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["FusedShardingPlanner"]
 
-KNOWN_CONSTRAINTS = ("sharding_types", "pooling_factors", "compute_kernels")
-
 
 class FusedShardingPlanner(EmbeddingShardingPlanner):
-    """Plans fused and stock tables together.
+    """Plans fused and stock tables.
 
     Takes the arguments of TorchRec's ``EmbeddingShardingPlanner``; where enumerator and stats are
     not given, it uses ones that know ``fused_row_wise``.  Constraints work as in TorchRec, such
@@ -55,12 +56,20 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
     which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
 
-    With ``cluster``, a ``ClusterConfig``, its own cost model decides: per table fused or stock,
-    ranges of rows, hot rows, groups.  ``search``, a ``SearchConfig``, says what may be decided,
-    ``profile`` (an ``AccessProfile``) or ``zipf`` (an exponent) how rows are used; ``decision``
-    then tells what was decided, on the rank that planned.  If TorchRec's parts are given, too
-    (enumerator, proposer, partitioner, performance model, stats, callbacks), its own search runs
-    with them, on the shardings that were decided.
+    With ``cluster`` its own cost model decides: per table fused or stock, ranges of rows, hot rows,
+    groups.  If TorchRec's parts are given, too (enumerator, proposer, partitioner, performance
+    model, stats, callbacks), its own search runs with them, on the shardings that were decided.
+
+    Args:
+        sharding_group_size: ranks of a group; None if all ranks are one group.
+        cluster: to plan for; None if TorchRec's estimators decide.
+        search: what may be decided; needs ``cluster``.
+        profile: how rows are used; needs ``cluster``.
+        zipf: exponent of a Zipf law that says how rows are used, for all tables or by table; needs
+            ``cluster``.
+
+    Attributes:
+        decision: what the cost model decided, on the rank that planned; None without ``cluster``.
 
     Example::
 
@@ -81,45 +90,24 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         constraints: dict[str, ParameterConstraints] | None = None,
         debug: bool = True,
         callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
-        **kwargs: Any,
+        timeout_seconds: int | None = None,
+        plan_loader: PlanLoader | None = None,
+        *,
+        sharding_group_size: int | None = None,
+        cluster: ClusterConfig | None = None,
+        search: SearchConfig | None = None,
+        profile: AccessProfile | None = None,
+        zipf: Mapping[str, float] | float | None = None,
     ) -> None:
-        sharding_group_size: int | None = kwargs.pop("sharding_group_size", None)
-        self._model = _CostModel(
-            cluster=kwargs.pop("cluster", None),
-            search=kwargs.pop("search", None),
-            profile=kwargs.pop("profile", None),
-            zipf=kwargs.pop("zipf", None),
-        )
-        self.decision: Decision | None = None
-        cluster = self._model.cluster
-        if cluster is not None:
-            if sharding_group_size is not None:
-                raise ValueError(
-                    "sharding_group_size and cluster are both given: with a cluster, "
-                    "search.groups.sizes says which groups may be"
-                )
-            topology = topology or topology_of(cluster)
-            if topology.world_size != cluster.ranks:
-                raise ValueError(
-                    f"topology.world_size is {topology.world_size}, must be cluster.ranks, "
-                    f"{cluster.ranks}"
-                )
-            given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
-            self._torchrec_searches = any(each is not None for each in given)
-            self._reserves = storage_reservation is not None
-        ranks = sharding_group_size or (topology.world_size if topology else dist.get_world_size())
-        topology = topology or Topology(
-            # Of a group, as GridModelParallel places it by default.
-            local_world_size=max(get_local_size() * ranks // _all_ranks(ranks), 1),
-            world_size=ranks,
-            compute_device=get_device_type(),
-        )
-        if topology.world_size != ranks:
-            raise ValueError(
-                f"topology.world_size is {topology.world_size}, must be sharding_group_size, "
-                f"{ranks}: a plan for 2D parallelism is for the ranks of one group"
-            )
+        self._model = _CostModel(cluster, search, profile, zipf)
         self._sharding_group_size = sharding_group_size
+        self.decision: Decision | None = None
+        self._last: _Planned | None = None
+        self._selected: list[ShardingOption] = []
+        topology = _topology(topology, sharding_group_size, cluster)
+        given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
+        self._torchrec_searches = any(part is not None for part in given)
+        self._reserves = storage_reservation is not None
         self._parts: dict[str, Any] = {
             "enumerator": enumerator,
             "storage_reservation": storage_reservation,
@@ -128,9 +116,11 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             "performance_model": performance_model,
             "stats": stats,
             "callbacks": callbacks,
+            "timeout_seconds": timeout_seconds,
+            "plan_loader": plan_loader,
             "debug": debug,
         }
-        enumerator = enumerator or FusedEnumerator(
+        self._own_enumerator = enumerator or FusedEnumerator(
             topology=topology,
             batch_size=batch_size or BATCH_SIZE,
             constraints=constraints,
@@ -139,23 +129,26 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 FusedStorageEstimator(topology, constraints),
             ],
         )
+        settings = {
+            "enumerator": self._own_enumerator,
+            "stats": FusedEmbeddingStats() if stats is None else stats,
+            "callbacks": [*(callbacks or []), self._remember],
+        }
         super().__init__(
             topology=topology,
             batch_size=batch_size,
-            enumerator=enumerator,
-            storage_reservation=storage_reservation,
-            proposer=proposer,
-            partitioner=partitioner,
-            performance_model=performance_model,
-            stats=FusedEmbeddingStats() if stats is None else stats,
             constraints=constraints,
-            debug=debug,
-            callbacks=callbacks,
-            **kwargs,
+            **{**self._parts, **settings},
         )
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """As in TorchRec; with ``sharding_group_size``, a ``GridShardingPlan``."""
+        """Returns a plan as TorchRec's planner; of one group if it plans for 2D parallelism."""
+        self._last, self._selected = None, []
+        plan = self._plan(module, sharders)
+        self._last = _Planned(module, sharders, plan)
+        return plan
+
+    def _plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         if self._model.cluster is not None:
             return self._plan_by_cost(module, sharders)
         size = self._sharding_group_size
@@ -170,9 +163,37 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 error.error_type,
             ) from None
 
+    def get_selected_options(self) -> list[ShardingOption]:
+        """Returns the options of the last plan, with time and memory of all shards.
+
+        TorchRec's unified planner (1.9) asks for them.  There are none on ranks that did not plan
+        themselves.
+        """
+        if self._last is None or self.decision is None:
+            return self._selected
+        decided = decided_options(self.decision, *self._last)
+        # What TorchRec's search decided, it has estimated; fused tables are as the decision says.
+        searched = {o.name: o for o in self._selected if o.sharding_type != FUSED}
+        return [searched.get(option.name, option) for option in decided]
+
+    def get_search_space(self) -> list[ShardingOption] | None:
+        """Returns the options that TorchRec's search chose from; None if it did not search.
+
+        TorchRec's unified planner (1.9) asks for them.  The cost model lists no options.
+        """
+        if self._last is None or (self.decision is not None and not self._torchrec_searches):
+            return None
+        return self._own_enumerator.enumerate(self._last.module, self._last.sharders)
+
+    def _remember(self, options: list[ShardingOption]) -> list[ShardingOption]:
+        """Keeps the options that TorchRec's search has selected."""
+        self._selected = options
+        return options
+
     def _plan_by_cost(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> ShardingPlan:
+        """Returns the plan that the cost model decides for."""
         model, constraints = self._model, self._constraints or {}
         cluster = model.cluster
         assert cluster is not None
@@ -183,7 +204,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 f"constraints name {unknown[0]!r}, which is no table; there are "
                 f"{', '.join(load.name for load in loads[:20])}"
             )
-        search = _constrained(model.search or SearchConfig(), constraints)
+        search = constrained_search(model.search or SearchConfig(), constraints)
         if self._reserves:
             cluster = self._reserved(cluster, module, sharders)
         unfit = unfit_tables(module, sharders, cluster.device)
@@ -198,7 +219,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         module: nn.Module,
         sharders: list[ModuleSharder[nn.Module]],
     ) -> ClusterConfig:
-        """With the memory that the user's reservation leaves."""
+        """Returns the cluster with the memory that the user's reservation leaves."""
         left = self._storage_reservation.reserve(
             topology=self._topology,
             batch_size=self._batch_size,
@@ -218,7 +239,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         decision: Decision,
     ) -> ShardingPlan:
-        """TorchRec's search, with the user's parts of it, among what was decided."""
+        """Returns what TorchRec's search, with the user's parts of it, makes of the decision."""
         if decision.groups.number > 1:
             raise ValueError(
                 "the decision is for 2D parallelism, which TorchRec's search cannot plan: leave "
@@ -238,6 +259,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             **self._parts,
         )
         plan = planner.plan(module, sharders)
+        self._selected = planner.get_selected_options()
+        self._own_enumerator = planner._own_enumerator
         for path, tables in plan.plan.items():
             decided = wanted.plan[path]
             assert isinstance(tables, dict) and isinstance(decided, dict)
@@ -254,7 +277,10 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """As in TorchRec: rank 0 plans for all.  If it fails, all ranks raise what it raised."""
+        """Returns the plan that rank 0 makes for all ranks, which all must call this.
+
+        If rank 0 fails, all ranks raise what it raised.
+        """
         pg = pg or dist.group.WORLD
         if pg is None:
             raise ValueError("pg is None and there is no default process group; use plan() instead")
@@ -281,8 +307,18 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             return None, RuntimeError(f"planning failed on rank 0: {error}")
 
 
+class _Planned(NamedTuple):
+    """The last plan and what it is for."""
+
+    module: nn.Module
+    sharders: list[ModuleSharder[nn.Module]]
+    plan: ShardingPlan
+
+
 @dataclass(frozen=True)
 class _CostModel:
+    """What the cost model is given, in the planner's words."""
+
     cluster: ClusterConfig | None
     search: SearchConfig | None
     profile: AccessProfile | None
@@ -294,51 +330,37 @@ class _CostModel:
                 raise ValueError(f"{name} is given without cluster, which the cost model needs")
 
 
-def _constrained(
-    search: SearchConfig, constraints: Mapping[str, ParameterConstraints]
-) -> SearchConfig:
-    """The search within TorchRec's constraints.
+def _topology(
+    topology: Topology | None, sharding_group_size: int | None, cluster: ClusterConfig | None
+) -> Topology:
+    """Returns the ranks that a plan is for.
 
     Raises:
-        ValueError: they contradict each other, or ask for what has no price.
+        ValueError: what is given contradicts itself.
     """
-    tables: dict[str, Any] = dict(search.tables)
-    usual = ParameterConstraints()
-    for name, constraint in constraints.items():
-        for field in dataclasses.fields(constraint):
-            is_usual = getattr(constraint, field.name) == getattr(usual, field.name)
-            if field.name not in KNOWN_CONSTRAINTS and not is_usual:
-                raise ValueError(
-                    f"constraints of table {name!r} set {field.name}, which the cost model does "
-                    f"not know; it knows {', '.join(KNOWN_CONSTRAINTS)}.  Without cluster, "
-                    "TorchRec's own search obeys it"
-                )
-        kernels = constraint.compute_kernels
-        if kernels and not {"fused", "dense"} & set(kernels):
+    if cluster is not None:
+        if sharding_group_size is not None:
             raise ValueError(
-                f"constraints of table {name!r} ask for compute_kernels {kernels}; the cost model "
-                "takes fused, and host memory where devices are full.  Without cluster, TorchRec's "
-                "own search obeys it"
+                "sharding_group_size and cluster are both given: with a cluster, "
+                "search.groups.sizes says which groups may be"
             )
-        asked = constraint.sharding_types
-        if not asked:
-            continue
-        can = [FUSED, *STOCK]
-        if not any(each in can for each in asked):
+        topology = topology or topology_of(cluster)
+        if topology.world_size != cluster.ranks:
             raise ValueError(
-                f"constraints of table {name!r} ask for {asked}, which the cost model has no price "
-                f"for; it knows {can}.  Without cluster, TorchRec's estimators decide"
+                f"topology.world_size is {topology.world_size}, must be cluster.ranks, "
+                f"{cluster.ranks}"
             )
-        given = search.tables.get(name)
-        both = [each for each in asked if each in can and (given is None or each in given)]
-        if not both:
-            raise ValueError(
-                f"constraints of table {name!r} ask for {asked}, search.tables for {given}: they "
-                "have nothing in common"
-            )
-        tables[name] = both
-    return replace(search, tables=tables)
-
-
-def _all_ranks(at_least: int) -> int:
-    return max(dist.get_world_size(), at_least) if dist.is_initialized() else at_least
+    ranks = sharding_group_size or (topology.world_size if topology else dist.get_world_size())
+    all_ranks = max(dist.get_world_size(), ranks) if dist.is_initialized() else ranks
+    topology = topology or Topology(
+        # Of a group, as GridModelParallel places it by default.
+        local_world_size=max(get_local_size() * ranks // all_ranks, 1),
+        world_size=ranks,
+        compute_device=get_device_type(),
+    )
+    if topology.world_size != ranks:
+        raise ValueError(
+            f"topology.world_size is {topology.world_size}, must be sharding_group_size, "
+            f"{ranks}: a plan for 2D parallelism is for the ranks of one group"
+        )
+    return topology

@@ -13,7 +13,8 @@ from fusedrec_torchrec.planner.config import PlannerConfig
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.enumerator import unfit_tables
-from fusedrec_torchrec.planner.search.decide import Decision, decide
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 
 __all__ = ["Planning", "model_of_tables"]
@@ -21,7 +22,7 @@ __all__ = ["Planning", "model_of_tables"]
 
 @dataclass
 class Planning:
-    """A planning task, with all that its files say.
+    """Is a planning task, with all that its files say.
 
     Attributes:
         config: of the planner.
@@ -40,6 +41,7 @@ class Planning:
     batch: int
 
     def decide(self, search: SearchConfig | None = None) -> Decision:
+        """Returns the best plan, with another search than the configured one if it is given."""
         unfit = unfit_tables(self.model, self.sharders, self.cluster.device)
         search = search or self.config.search
         return decide(self.loads, self.batch, self.cluster, search, sorted(unfit))
@@ -75,8 +77,8 @@ def model_of_tables(
     if pooled:
         model.embedding_bags = EmbeddingBagCollection(tables=pooled, device=meta)
     by_dim: dict[int, list[EmbeddingConfig]] = {}
-    for each in sequences:
-        by_dim.setdefault(each.embedding_dim, []).append(each)
+    for sequence in sequences:
+        by_dim.setdefault(sequence.embedding_dim, []).append(sequence)
     for dim, tables in by_dim.items():  # of which a collection has one
         setattr(model, f"embeddings_{dim}", EmbeddingCollection(tables=tables, device=meta))
     return model, poolings, zipf

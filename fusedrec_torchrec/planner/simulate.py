@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
+from fusedrec_torchrec.access.replication import cheapest
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, replica_bytes
 from fusedrec_torchrec.planner.cost.step import (
     STOCK_ID_BYTES,
@@ -27,7 +28,7 @@ from fusedrec_torchrec.planner.cost.step import (
 from fusedrec_torchrec.planner.cost.straggle import busiest_owner
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.planner.planning import Planning
-from fusedrec_torchrec.planner.search.decide import MB, groups_of
+from fusedrec_torchrec.planner.search.decide import groups_of
 from fusedrec_torchrec.planner.search.replicate import most_used_by_class, thresholds
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -44,12 +45,11 @@ SYSTEMS = (
 OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
 ALL_IDS = "rows of all ids"
 NARROW = 32  # columns of the narrowest column shards
-GB = 1e9
 
 
 @dataclass(frozen=True)
 class Point:
-    """A system on so many ranks.
+    """Is a system on so many ranks.
 
     Attributes:
         system: one of ``SYSTEMS``.
@@ -73,7 +73,7 @@ class Point:
 
     @property
     def throughput(self) -> float:
-        """Samples a second of all ranks."""
+        """How many samples all ranks train in a second."""
         return self.ranks * self.batch / self.seconds if self.seconds else 0.0
 
 
@@ -85,7 +85,7 @@ def simulate(
     batches: int = 8,
     seed: int = 0,
 ) -> Iterator[Point]:
-    """All systems on all sizes.
+    """Yields all systems on all sizes.
 
     Args:
         planning: tables, batch and cluster.
@@ -108,7 +108,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Run:
-    """A step of a system, on the ranks of a group."""
+    """Is a step of a system, on the ranks of a group."""
 
     step: Step
     how: str
@@ -147,7 +147,7 @@ class _OneSize:
         )
 
     def _seconds(self, run: _Run) -> float | None:
-        """Of a step with its straggler and the dense part; None if it does not fit."""
+        """Returns the seconds of a step with straggler and dense part; None if it does not fit."""
         if self._memory(run) > self._cluster.memory * GB:
             return None
         rates = run.step.rates(self._cluster)
@@ -161,7 +161,7 @@ class _OneSize:
         return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)
 
     def _memory(self, run: _Run) -> float:
-        """On the rank that needs most, if pieces are spread as well as they can be."""
+        """Returns the bytes of the fullest rank, if pieces are spread as well as they can be."""
         ranks, system = run.step.ranks, run.step.system
         sizes = [float(t.size) for t in self._tables]
         if system == "table_wise":
@@ -224,42 +224,36 @@ class _OneSize:
     def _fused(self, hot: HotUse | None = None, how: str = "one group") -> _Run:
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
         steps = [fused_step(tables, batch, ranks, exact_counts=e, hot=hot) for e in (False, True)]
-        step = min(steps, key=lambda each: each.seconds(self._cluster))
+        step = min(steps, key=lambda step: step.seconds(self._cluster))
         busiest = self._busiest(ranks, hot_T=None if hot is None else hot.rows_T)
         return _Run(step, how, busiest, hot=hot)
 
     def _hot(self) -> Iterator[_Run]:
-        """With the hot rows that make the step shortest, if rows were spread evenly."""
-        settings = self._planning.config.search.hot
+        """Yields the run with hot rows whose step is shortest if rows are spread evenly."""
+        sync_every = self._planning.config.search.hot.sync_every
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
-        best: tuple[float, HotUse] | None = None
-        for threshold in thresholds(tables, batch):
-            rows_T = most_used_by_class(tables, batch, threshold, settings.memory * MB)
-            if not rows_T.any():
-                continue
-            hot = HotUse(rows_T, settings.sync_every)
-            seconds = fused_step(tables, batch, ranks, hot=hot).seconds(self._cluster)
-            if best is None or seconds < best[0]:
-                best = (seconds, hot)
-        if best is not None:
-            hot = best[1]
-            size = replica_bytes(tables, hot) / MB
-            yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
+        uses = [HotUse(rows_T, sync_every) for rows_T in self._hot_rows()]
+        if not uses:
+            return
+        steps = [fused_step(tables, batch, ranks, hot=hot) for hot in uses]
+        hot = uses[cheapest(step.seconds(self._cluster) for step in steps)]
+        size = replica_bytes(tables, hot) / MB
+        yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
+
+    def _hot_rows(self) -> list[NDArray[np.int64]]:
+        """Returns numbers of hot rows to try, of each table."""
+        budget = self._planning.config.search.hot.memory * MB
+        tables, batch = self._tables, self._batch
+        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
+        return [rows_T for rows_T in tried if rows_T.any()]
 
     def _hot_without_dedup(self) -> Iterator[_Run]:
-        """As P2RES: rows are replicated or have one owner; ids are not made unique."""
+        """Yields the run as in P2RES: rows are replicated or have one owner; no id is left out."""
         tables, batch, ranks = self._tables, self._batch, self._cluster.ranks
-        budget = self._planning.config.search.hot.memory * MB
-        nothing = np.zeros(len(tables), np.int64)
-        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
-        best: tuple[float, Step, NDArray[np.int64]] | None = None
-        for rows_T in (nothing, *(each for each in tried if each.any())):
-            step = _rows_of_all_ids(tables, batch, ranks, rows_T)
-            seconds = step.seconds(self._cluster)
-            if best is None or seconds < best[0]:
-                best = (seconds, step, rows_T)
-        assert best is not None
-        _, step, rows_T = best
+        tried = [np.zeros(len(tables), np.int64), *self._hot_rows()]
+        steps = [_rows_of_all_ids(tables, batch, ranks, rows_T) for rows_T in tried]
+        best = cheapest(step.seconds(self._cluster) for step in steps)
+        step, rows_T = steps[best], tried[best]
         busiest = self._busiest(ranks, dedup=False, hot_T=rows_T)
         yield _Run(step, f"{int(rows_T.sum()):,} hot rows", busiest, hot=HotUse(rows_T))
 
@@ -275,7 +269,10 @@ class _OneSize:
 
 
 def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: int) -> Step:
-    """Tables on nodes, their rows on the ranks of the node; sums within it, bags between nodes."""
+    """Returns a step with tables on nodes, their rows on the ranks of the node.
+
+    Sums are made within the node, and bags travel between nodes.
+    """
     nodes = ranks // local
     by_node = stock_step("table_wise", tables, batch * local, nodes)
     step = Step("table_row_wise", len(tables), ranks)
@@ -295,7 +292,10 @@ def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: 
 def _rows_of_all_ids(
     tables: Sequence[TableLoad], batch: int, ranks: int, hot_T: NDArray[np.int64]
 ) -> Step:
-    """A row travels for each id that is not hot, and back; hot rows are summed by an all-reduce."""
+    """Returns a step in which a row travels for every id that is not hot, and back.
+
+    Hot rows are summed by an all-reduce.
+    """
     away = (ranks - 1) / ranks
     ids_T = np.array([table.ids(batch) for table in tables])
     covered = [t.classes.coverage(float(h)) for t, h in zip(tables, hot_T, strict=True)]
@@ -319,7 +319,7 @@ def _rows_of_all_ids(
 
 
 def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
-    """Tables in pieces of few columns, each of which gets all of the table's ids."""
+    """Returns tables in pieces of few columns, each of which gets all of the table's ids."""
     shards: list[TableLoad] = []
     for table in tables:
         pieces = max(table.dim // NARROW, 1)
@@ -329,7 +329,7 @@ def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
 
 
 def _table_by_table(step: Step, tables: int) -> Step:
-    """The same bytes in collectives of single tables."""
+    """Returns a step with the same bytes in collectives of single tables."""
     parts = []
     for part in step.parts:
         if part.is_collective:

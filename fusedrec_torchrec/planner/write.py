@@ -4,9 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.planner.cost.cluster import MB
 from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
 from fusedrec_torchrec.planner.planning import Planning
-from fusedrec_torchrec.planner.search.decide import MB, Decision
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.plan_file import plan_file_of, write_plan
 
 __all__ = ["write_decision"]

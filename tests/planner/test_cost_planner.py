@@ -228,3 +228,51 @@ def test_meta_weights_stay_meta() -> None:
     model = Model()
     planned().plan(model, fr.fused_sharders())
     assert all(p.device == torch.device("meta") for p in model.parameters())
+
+
+def test_selected_options_are_the_plan() -> None:
+    """TorchRec 1.9's unified planner reads memory and time of a plan from them."""
+    sharding = {"a": "table_wise", "b": "row_wise", "c": FUSED, "s": FUSED}
+    planner = planned(profile=profile(), constraints=only(**sharding))
+    assert planner.get_selected_options() == [] and planner.get_search_space() is None
+    plan = planner.plan(Model(), fr.fused_sharders())
+    options = {option.name: option for option in planner.get_selected_options()}
+    assert {name: option.sharding_type for name, option in options.items()} == sharding
+    for module in plan.plan.values():
+        for name, entry in module.items():  # type: ignore[attr-defined]
+            shards = [(shard.size, shard.offset, shard.rank) for shard in options[name].shards]
+            assert shards == [
+                (shard.shard_sizes, shard.shard_offsets, shard.placement.rank())
+                for shard in entry.sharding_spec.shards
+            ]
+    assert planner.get_search_space() is None  # the cost model lists no options
+    decision = planner.decision
+    assert decision is not None
+    busy = [0.0, 0.0]
+    memory = [0, 0]
+    for option in options.values():
+        for shard in option.shards:
+            assert shard.perf is not None and shard.storage is not None and shard.rank is not None
+            busy[shard.rank] += shard.perf.total
+            memory[shard.rank] += shard.storage.ddr
+    # Ranks wait for the busiest one in every part of a step.
+    assert 0.7 * decision.seconds < max(busy) / 1e3 <= 1.001 * decision.seconds
+    outputs = 2 * 512 * 16 * 4  # of the table-wise table, on the rank without it
+    assert 0 <= decision.memory_W.sum() - sum(memory) <= outputs + 8
+    with pytest.raises(ValueError, match="does not fit"):
+        planned(replace(CLUSTER, memory=1e-3)).plan(Model(), fr.fused_sharders())
+
+
+def test_selected_options_of_torchrecs_own_search() -> None:
+    planner = planned(
+        profile=profile(), constraints=only(a="table_wise"), proposer=GreedyProposer()
+    )
+    plan = planner.plan(Model(), fr.fused_sharders())
+    options = {option.name: option for option in planner.get_selected_options()}
+    assert {name: option.sharding_type for name, option in options.items()} == types(plan)
+    entry = plan.plan["bags"]["c"]  # type: ignore[index]
+    wanted = [shard.shard_sizes for shard in entry.sharding_spec.shards]
+    assert [shard.size for shard in options["c"].shards] == wanted
+    searched = planner.get_search_space()
+    assert searched is not None
+    assert {option.name: option.sharding_type for option in searched} == types(plan)

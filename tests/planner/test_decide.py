@@ -14,7 +14,8 @@ from fusedrec_torchrec.codecs.options import CodecOptions, Codecs
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.decide import Decision, decide, groups_of
+from fusedrec_torchrec.planner.search.decide import decide, groups_of
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import (
     GroupsConfig,
     HotSearchConfig,

@@ -30,9 +30,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
-from fusedrec_torchrec.planner.workload import expected_unique
 from tests.case import parallel
 from tests.cluster import Cluster
 
@@ -174,6 +174,27 @@ def options_of(table: str, device: str = "cpu", **kwargs: Any) -> ShardingOption
     return next(option for option in one._best_plan if option.name == table)
 
 
+def test_selected_options_and_search_space_of_the_last_plan() -> None:
+    """TorchRec 1.9's unified planner asks for both."""
+    one = planner(constraints=only(a="table_wise"), debug=False)
+    assert one.get_selected_options() == [] and one.get_search_space() is None
+    plan = one.plan(Model(), fr.fused_sharders())
+    selected = {option.name: option.sharding_type for option in one.get_selected_options()}
+    assert selected == types(plan)
+    searched = [(option.name, option.sharding_type) for option in one.get_search_space() or []]
+    assert set(selected.items()) <= set(searched) and len(searched) > len(selected)
+    with pytest.raises(PlannerError):
+        one.plan(nn.Sequential(Model(), huge_table()), fr.fused_sharders())
+    assert one.get_selected_options() == [] and one.get_search_space() is None
+
+
+def huge_table() -> nn.Module:
+    config = EmbeddingBagConfig(
+        name="huge", num_embeddings=10**10, embedding_dim=128, feature_names=["f_huge"]
+    )
+    return EmbeddingBagCollection([config], device=torch.device("meta"))
+
+
 def test_pooling_factors_of_constraints_count() -> None:
     constraints = only(**dict.fromkeys([*ROWS, "s"], FUSED))
     small = options_of("c", constraints=constraints, batch_size=100)
@@ -221,10 +242,14 @@ def test_storage_by_kernel_on_cuda(kernel: str) -> None:
 
 
 def test_takes_the_arguments_of_torchrecs_planner_in_their_order() -> None:
-    ours = list(inspect.signature(fr.FusedShardingPlanner.__init__).parameters)
-    theirs = list(inspect.signature(EmbeddingShardingPlanner.__init__).parameters)
-    positional = [name for name in ours if name != "kwargs"]
-    assert positional == theirs[: len(positional)]
+    ours = inspect.signature(fr.FusedShardingPlanner.__init__).parameters.values()
+    theirs = inspect.signature(EmbeddingShardingPlanner.__init__).parameters.values()
+    assert [p.name for p in ours if p.kind is not p.KEYWORD_ONLY] == [p.name for p in theirs]
+    own = {p.name: p.default for p in ours if p.kind is p.KEYWORD_ONLY}
+    names = ("sharding_group_size", "cluster", "search", "profile", "zipf")
+    assert own == dict.fromkeys(names)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clusters'"):
+        planner(clusters=None)
     topology = Topology(world_size=2, local_world_size=2, compute_device="cpu")
     stats = FusedEmbeddingStats()
     one = fr.FusedShardingPlanner(topology, 8, None, None, None, None, None, stats)
@@ -354,6 +379,11 @@ def test_what_does_not_fit_is_refused() -> None:
         fr.FusedShardingPlanner(topology=topology, constraints=fused, batch_size=8).plan(
             model, adagrad
         )
+
+
+def expected_unique(rows: int, ids: float) -> float:
+    """What is expected where nothing is known of the access distribution."""
+    return RowClasses.uniform(rows).unique(ids)
 
 
 def test_expected_unique() -> None:

@@ -19,14 +19,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Timed:
-    """A step as the cost model sees it, and how long it took."""
+    """Is a step as the cost model sees it, and how long it took."""
 
     step: Step
     seconds: float
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Latency in microseconds and bandwidth in GB/s of a line through the measurements.
+    """Returns latency in microseconds and bandwidth in GB/s of a line through measurements.
 
     Relative errors count, so that small messages do, too.
     """
@@ -36,7 +36,7 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 
 
 def work_of(step: Step) -> list[float]:
-    """Of a step: itself, its tables, and what limits its parts, in units of the rates."""
+    """Returns the work of a step: itself, its tables, what limits its parts, in units of rates."""
     unit = {"ids": 1e6, "hot": 1e6, "lookup": GB, "pooling": GB}
     amounts = dict.fromkeys(RATES, 0.0)
     for part in step.parts:
@@ -46,14 +46,14 @@ def work_of(step: Step) -> list[float]:
 
 
 def wire_of(step: Step, local: int) -> list[float]:
-    """Of a step: collectives, and bytes of the busiest rank in them that leave its node.
+    """Returns the collectives of a step, and bytes of the busiest rank in them that leave its node.
 
     Bytes of collectives that run beside other work come last.
     """
     away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
     parts = [part for part in step.parts if part.is_collective and not part.can_hide]
     beside = [part for part in step.parts if part.is_collective and part.can_hide]
-    sent, other = (sum(float(part.amount_W.max()) for part in each) for each in (parts, beside))
+    sent, other = (sum(float(part.amount_W.max()) for part in some) for some in (parts, beside))
     return [len(parts) * 1e-6, away * sent / GB, away * other / GB]
 
 
@@ -63,7 +63,7 @@ def fit(
     measured: Sequence[Timed],
     rates: ClusterConfig | None = None,
 ) -> ClusterConfig:
-    """Latency and bandwidth of all-to-alls, and rates of shardings, by least squares over steps.
+    """Returns the cluster with latency, bandwidth and rates fitted to steps by least squares.
 
     What links take in a step counts, which is not what they take in a loop of their own; the curve
     of the collective alone has a say where steps leave it open.
@@ -74,43 +74,47 @@ def fit(
         measured: steps.
         rates: where rates are known from; None to find them, too.
     """
-    systems = list(dict.fromkeys(each.step.system for each in measured))
+    systems = list(dict.fromkeys(timed.step.system for timed in measured))
     local = cluster.local_ranks
     free = [] if rates is not None else systems
     matrix, wanted, weights = [], [], []
-    for each in measured:
-        row, left = wire_of(each.step, local), each.seconds
+    for timed in measured:
+        row, left = wire_of(timed.step, local), timed.seconds
         if rates is not None:
-            own = rates.rates(each.step.system)
-            known = zip(RATES, work_of(each.step)[2:], strict=True)
-            left -= each.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
+            own = rates.rates(timed.step.system)
+            known = zip(RATES, work_of(timed.step)[2:], strict=True)
+            left -= timed.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
         for system in free:
-            of_this = each.step.system == system
-            row += work_of(each.step) if of_this else [0.0] * (2 + len(RATES))
+            of_this = timed.step.system == system
+            row += work_of(timed.step) if of_this else [0.0] * (2 + len(RATES))
         matrix.append(row)
-        wanted.append(max(left, 0.02 * each.seconds))
-        weights.append(1 / each.seconds)
+        wanted.append(max(left, 0.02 * timed.seconds))
+        weights.append(1 / timed.seconds)
     for size, seconds in curve:
         matrix.append([1e-6, size / GB, 0.0, *[0.0] * (len(free) * (2 + len(RATES)))])
         wanted.append(seconds)
         weights.append(CURVE_WEIGHT / seconds)
-    found = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
+    fitted = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
     near = cluster.within_node if local < cluster.ranks else LinkConfig(latency=0.0)
     link = replace(
         cluster.between_nodes,
-        latency=max(float(found[0]) - near.latency, 0.0),
-        all_to_all=1 / max(float(found[1]), 1e-6),
+        latency=max(float(fitted[0]) - near.latency, 0.0),
+        all_to_all=1 / max(float(fitted[1]), 1e-6),
     )
     hidden = 0.0
     if any(row[2] for row in matrix):  # some step has a sync
-        hidden = min(max(1 - float(found[2]) / max(float(found[1]), 1e-6), 0.0), 1.0)
+        hidden = min(max(1 - float(fitted[2]) / max(float(fitted[1]), 1e-6), 0.0), 1.0)
     cluster = replace(cluster, between_nodes=link, hidden=hidden)
     if local == cluster.ranks:
         cluster = replace(cluster, within_node=link)
     if rates is not None:
         kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
         return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
-    blocks = found[3:].reshape(len(systems), -1)
+    return _with_rates(cluster, systems, fitted[3:].reshape(len(systems), -1))
+
+
+def _with_rates(cluster: ClusterConfig, systems: Sequence[str], blocks: Floats) -> ClusterConfig:
+    """Returns the cluster with the rates of each system, as they were fitted."""
     by_system = {
         "fused" if system == FUSED else system: RatesConfig(
             step=float(step),
@@ -124,7 +128,7 @@ def fit(
 
 
 def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
-    """Least squares without negative solutions, by Lawson and Hanson's active sets.
+    """Returns the best solution without negative numbers (Lawson and Hanson's active sets).
 
     Relative to what is wanted, unless there are other weights.
     """

@@ -47,7 +47,7 @@ class FreshProcesses:
         return TCPStore(host, port, is_master=is_master, timeout=TIMEOUT, wait_for_workers=False)
 
     def __call__(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, which JSON can hold.
+        """Returns what the function returns, which JSON can hold.
 
         Raises:
             RuntimeError: it failed; its own error stands on standard error.
@@ -68,7 +68,7 @@ class FreshProcesses:
         return json.loads(text)
 
     def _work(self, function: Callable[[], Any], write: int) -> None:
-        """In the new process, which ends here."""
+        """Runs the function in the new process, which ends here."""
         code = 1
         try:
             store: Store

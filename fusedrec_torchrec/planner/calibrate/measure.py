@@ -64,7 +64,7 @@ SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
 
 @dataclass(frozen=True)
 class Shape:
-    """A workload that stresses something."""
+    """Is a workload that stresses something."""
 
     tables: int = 26
     rows: int = 20_000
@@ -76,12 +76,12 @@ class Shape:
 
     @property
     def names(self) -> list[str]:
-        """Of the tables."""
+        """Names of the tables."""
         return [f"t{i}" for i in range(self.tables)]
 
     @property
     def outputs(self) -> int:
-        """Numbers of a batch's output."""
+        """How many numbers a batch's output has."""
         return self.batch * self.tables * self.dim
 
 
@@ -111,7 +111,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Measured(Timed):
-    """A step of a shape."""
+    """Is a measured step of a shape."""
 
     shape: Shape
 
@@ -120,7 +120,7 @@ class Measured(Timed):
 
 
 def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
-    """Of a call, several in a row; the median of some such rows, and the slowest rank's."""
+    """Returns how long a call takes on the slowest rank, the median of several rows of calls."""
     times = []
     repeat, repeats = 0, REPEATS
     while repeat <= repeats:
@@ -140,15 +140,15 @@ def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    """Of all ranks."""
+    """Returns the longest time of all ranks, which all must call this."""
     slowest = torch.tensor([seconds], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 
 
 def collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of all-to-alls and all-reduces of ``COLLECTIVE_SIZES``."""
-    found: dict[str, list[float]] = {"all_to_all": [], "all_reduce": []}
+    """Returns the seconds of all-to-alls and all-reduces of ``COLLECTIVE_SIZES``."""
+    seconds: dict[str, list[float]] = {"all_to_all": [], "all_reduce": []}
     for size in COLLECTIVE_SIZES:
         count = size // 4 // group.size() * group.size()
         sent = torch.zeros(max(count, group.size()), device=device)
@@ -160,13 +160,13 @@ def collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, lis
         def add_up(sent: torch.Tensor = sent) -> None:
             dist.all_reduce(sent, group=group)
 
-        found["all_to_all"].append(seconds_of(exchange, device))
-        found["all_reduce"].append(seconds_of(add_up, device))
-    return found
+        seconds["all_to_all"].append(seconds_of(exchange, device))
+        seconds["all_reduce"].append(seconds_of(add_up, device))
+    return seconds
 
 
 def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
-    """Data of a shape, and its hot rows."""
+    """Returns data of a shape, and its hot rows."""
     source = SyntheticData(
         [
             SyntheticTable(name=name, rows=shape.rows, zipf=shape.zipf, pooling=shape.pooling)
@@ -182,7 +182,7 @@ def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
 
 
 def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
-    """Of a training step; must be called on all ranks."""
+    """Returns how long a training step takes; all ranks must call it."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     source, hot_set = source_of(shape, ranks)
     model = _model(system, shape, device, hot_set)
@@ -212,7 +212,7 @@ def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
 
 
 def predicted(system: str, shape: Shape, ranks: int) -> Step:
-    """The same as the cost model sees it."""
+    """Returns the same step as the cost model sees it."""
     classes = RowClasses.zipf(shape.rows, shape.zipf)
     loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in shape.names]
     if system != FUSED:
@@ -268,7 +268,7 @@ def _model(
 
 
 def both_links(device: torch.device, local: int) -> list[dict[str, list[float]]]:
-    """Collectives among all ranks, and among those of a node."""
+    """Returns the seconds of collectives among all ranks, and among those of a node."""
     ranks, group = dist.get_world_size(), dist.group.WORLD
     assert group is not None
     everyone = collectives(group, device)
@@ -286,7 +286,7 @@ def calibrate(
     progress: bool = True,
     rates: ClusterConfig | None = None,
 ) -> tuple[ClusterConfig, list[Measured]]:
-    """Measures the cluster of all ranks; they all get the same answer.
+    """Measures the cluster of all ranks and returns it; they all get the same answer.
 
     Args:
         name: of the cluster.
@@ -331,7 +331,7 @@ def _link(seconds: dict[str, list[float]], ranks: int) -> LinkConfig:
 
 
 def _memory(device: torch.device, local: int) -> float:
-    """GB for a rank's tables."""
+    """Returns the GB for a rank's tables."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory) / GB
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -344,17 +344,17 @@ def _memory(device: torch.device, local: int) -> float:
 def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
     """Prints what was found, and how well it explains what was measured."""
     rows = []
-    for each in measured:
-        predicted = each.step.seconds(cluster)
-        shape = each.shape
+    for timed in measured:
+        predicted = timed.step.seconds(cluster)
+        shape = timed.shape
         rows.append(
             (
-                each.step.system,
+                timed.step.system,
                 f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
                 f"{shape.pooling:g}, zipf {shape.zipf}" + (f", {shape.hot} hot" * bool(shape.hot)),
-                f"{1e3 * each.seconds:.2f}",
+                f"{1e3 * timed.seconds:.2f}",
                 f"{1e3 * predicted:.2f}",
-                f"{predicted / each.seconds - 1:+.0%}",
+                f"{predicted / timed.seconds - 1:+.0%}",
             )
         )
     print_table(
@@ -367,7 +367,7 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """On one rank of the cluster."""
+    """Measures the cluster as one of its ranks; the first one writes the result."""
     parser = argparse.ArgumentParser(prog="fusedrec calibrate")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--name", default="measured")

@@ -14,7 +14,7 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
-GB = 1e9
+GB, MB = 1e9, 1e6
 
 
 @section

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one table is.
+    """Says where one table is.
 
     Attributes:
         system: its sharding.
@@ -43,7 +43,7 @@ class Placement:
 
 
 def table_bytes_W(table: TableLoad, placement: Placement, ranks: int) -> Floats:
-    """Weights and optimizer state of a table on each rank."""
+    """Returns the bytes of weights and optimizer state of a table on each rank."""
     if placement.system == "data_parallel":
         return np.full(ranks, float(table.size))
     if placement.system == "table_wise":
@@ -59,7 +59,7 @@ def table_bytes_W(table: TableLoad, placement: Placement, ranks: int) -> Floats:
 
 
 def buffer_bytes(table: TableLoad, system: str, batch: int, ranks: int) -> float:
-    """What a step needs beside the table on each rank; gradients included."""
+    """Returns the bytes that a step needs beside the table on each rank, with gradients."""
     ids, row = table.ids(batch), table.dim * NUMBER_BYTES
     output = batch * table.outputs * row
     if system == FUSED:
@@ -77,13 +77,13 @@ def buffer_bytes(table: TableLoad, system: str, batch: int, ranks: int) -> float
 
 
 def owner_bytes(table: TableLoad, batch: int, ranks: int) -> float:
-    """What a step needs beside that on the owner of a whole table: ids and bags of all ranks."""
+    """Returns the bytes that the owner of a whole table needs for ids and bags of all ranks."""
     output = batch * table.outputs * table.dim * NUMBER_BYTES
     return ranks * (table.ids(batch) * STOCK_BYTES_PER_ID + 2 * output)
 
 
 def replica_bytes(tables: Sequence[TableLoad], hot: HotUse | None) -> float:
-    """Of the replicas of all hot rows, on every rank."""
+    """Returns the bytes of the replicas of all hot rows, on every rank."""
     if hot is None:
         return 0.0
     row_T = np.array([float(t.row_bytes + HOT_INDEX_BYTES) for t in tables])

@@ -18,7 +18,7 @@ def balanced_ranges(
     hot: HotUse | None = None,
     evenness: float = 0.0,
 ) -> list[NDArray[np.int64]]:
-    """Ranges of all tables so that each rank is asked for as many bytes as the others.
+    """Returns ranges of all tables so that every rank is asked for as many bytes as the others.
 
     Tables with little load come first: they cannot be divided as one likes, and the large ones make
     up for it.  Where popular rows are is known from the table's profile.
@@ -54,7 +54,7 @@ def balanced_ranges(
 def _edges(
     table: TableLoad, batch: int, inner: NDArray[np.float64], hot: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Rows at which so much of the load is before."""
+    """Returns the rows at which the given shares of the load are before."""
     if table.places is None:
         return np.asarray(inner * table.rows)
     places = table.places.without(hot) if len(hot) else table.places

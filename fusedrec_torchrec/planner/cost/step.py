@@ -52,6 +52,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.replication import sync_bytes
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import bytes_of_row
 from fusedrec_torchrec.exchange.capacity import GRANULE
@@ -82,7 +83,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Groups:
-    """The ranks of a step: one group of all, or 2D parallelism.
+    """Says how the ranks of a step are grouped: one group of all, or 2D parallelism.
 
     Attributes:
         size: ranks of a group.
@@ -103,7 +104,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class HotUse:
-    """Hot rows of a step.
+    """Says which rows are hot in a step.
 
     Attributes:
         rows_T: how many of the most used rows of each table.
@@ -116,16 +117,18 @@ class HotUse:
     ids: Sequence[NDArray[np.int64]] = ()
 
     def of(self, table: int) -> NDArray[np.int64]:
+        """Returns the hot rows of a table, as far as they are known."""
         return self.ids[table] if self.ids else NO_ROWS
 
     @property
     def rows(self) -> int:
+        """How many rows of all tables are hot."""
         return int(self.rows_T.sum())
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a step.
+    """Is one part of a step: a collective, or the work of a stage.
 
     Attributes:
         name: of the stage.
@@ -148,15 +151,16 @@ class Part:
 
     @property
     def is_collective(self) -> bool:
+        """Whether ranks exchange something."""
         return self.kind in COLLECTIVES
 
     @property
     def bytes_sent(self) -> float:
-        """By all ranks, in a step."""
+        """Bytes that all ranks send in a step."""
         return float(self.amount_W.sum()) * self.times if self.is_collective else 0.0
 
     def seconds_W(self, cluster: ClusterConfig, rates: RatesConfig) -> Floats:
-        """Of each rank, in a step."""
+        """Returns how long each rank takes in a step."""
         exposed = self.times * (1 - cluster.hidden if self.can_hide else 1.0)
         if self.is_collective:
             base, slope = self._line(cluster)
@@ -166,11 +170,11 @@ class Part:
         return self.amount_W / (float(rate) * unit) * exposed
 
     def seconds(self, cluster: ClusterConfig, rates: RatesConfig) -> float:
-        """As long as the busiest rank takes."""
+        """Returns how long the busiest rank takes."""
         return float(self.seconds_W(cluster, rates).max(initial=0.0))
 
     def _line(self, cluster: ClusterConfig) -> tuple[float, float]:
-        """Seconds without data, and for each byte that a rank sends."""
+        """Returns the seconds without data, and those for each byte that a rank sends."""
         if self.kind == "all_reduce":
             base = cluster.all_reduce(0.0, self.ranks, self.local)
             size = self.ranks / max(2 * (self.ranks - 1), 1)
@@ -181,7 +185,7 @@ class Part:
 
 @dataclass
 class Step:
-    """A training step of one system.
+    """Is a training step of one system, as a list of parts.
 
     Attributes:
         system: its name.
@@ -196,33 +200,36 @@ class Step:
     parts: list[Part] = field(default_factory=list)
 
     def add(self, name: str, kind: str, amount_W: Floats | float) -> None:
+        """Adds a part at the end, with an amount for each rank or one for all."""
         amount_W = np.broadcast_to(np.asarray(amount_W, dtype=np.float64), (self.ranks,))
         self.parts.append(Part(name, kind, amount_W, self.ranks))
 
     @property
     def bytes_sent(self) -> float:
-        """By all ranks, in all collectives."""
+        """Bytes that all ranks send in all collectives."""
         return sum(part.bytes_sent for part in self.parts)
 
     @property
     def collectives(self) -> float:
+        """How many collectives there are in a step, in the mean."""
         return sum(part.times for part in self.parts if part.is_collective)
 
     def rates(self, cluster: ClusterConfig) -> RatesConfig:
+        """Returns the rates of this system on a cluster."""
         return cluster.rates(self.system)
 
     def overhead(self, cluster: ClusterConfig) -> float:
-        """Seconds that do not depend on the size of anything."""
+        """Returns the seconds that do not depend on the size of anything."""
         rates = self.rates(cluster)
         return (rates.step + rates.table * self.tables) * 1e-6
 
     def seconds(self, cluster: ClusterConfig) -> float:
-        """Of the whole step."""
+        """Returns how long the whole step takes."""
         rates = self.rates(cluster)
         return self.overhead(cluster) + sum(part.seconds(cluster, rates) for part in self.parts)
 
     def in_groups(self, groups: Groups) -> "Step":
-        """The same where the ranks of a group are on so many nodes."""
+        """Returns the same step where the ranks of a group are on so many nodes."""
         parts = [replace(part, local=groups.local) for part in self.parts]
         return Step(self.system, self.tables, self.ranks, parts)
 
@@ -238,7 +245,7 @@ def fused_step(
     codecs: Codecs | None = None,
     on_host: Sequence[bool] | None = None,
 ) -> Step:
-    """A step of ``fused_row_wise``.
+    """Returns a step of ``fused_row_wise``.
 
     Args:
         tables: all of them fused.
@@ -293,15 +300,15 @@ def _shares(
     ranges: Sequence[NDArray[np.int64]] | None,
     hot: HotUse | None,
 ) -> Floats:
-    """Of the distinct rows of each table that are not hot, the share of each rank."""
+    """Returns the share of each rank in the distinct rows of each table that are not hot."""
     shares = []
     for t, table in enumerate(tables):
         ids = NO_ROWS if hot is None else hot.of(t)
         if ranges is None and not len(ids):
             shares.append(table.even_share(ranks, batch))
         else:
-            each = even_ranges(table.rows, ranks) if ranges is None else ranges[t]
-            shares.append(table.share(each, batch, ids))
+            own = even_ranges(table.rows, ranks) if ranges is None else ranges[t]
+            shares.append(table.share(own, batch, ids))
     return np.stack(shares)
 
 
@@ -314,7 +321,7 @@ def _look_up(
 
 
 def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Part:
-    """Gradients of hot rows: those of a batch to everybody, or an all-reduce over all."""
+    """Returns the sync of hot rows, in the way that sends fewer bytes."""
     touched = sum(
         (t.unique(batch * hot.sync_every) - t.unique(batch * hot.sync_every, int(h)))
         * (t.dim + 1)
@@ -322,8 +329,8 @@ def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) 
         for t, h in zip(tables, hot.rows_T, strict=True)
     )
     dims_T = np.array([table.dim for table in tables])
-    every = float(hot.rows_T @ (dims_T + 1)) * NUMBER_BYTES
-    sparse, dense = (ranks - 1) * touched, 2 * (ranks - 1) / ranks * every
+    replicated = float(hot.rows_T @ (dims_T + 1)) * NUMBER_BYTES
+    sparse, dense = sync_bytes(touched, replicated, ranks)
     kind, sent = ("all_to_all", sparse) if sparse <= dense else ("all_reduce", dense)
     amount_W = np.full(ranks, sent)
     return Part("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
@@ -336,7 +343,7 @@ def with_sync(
     groups: Groups,
     ranges: Sequence[NDArray[np.int64]] | None = None,
 ) -> Step:
-    """A fused step of one of several groups, with the sync of their replicas."""
+    """Returns a step of one of several groups, with the sync of their replicas."""
     step = step.in_groups(groups)
     size, number = groups.size, groups.number
     if number < 2:
@@ -359,7 +366,7 @@ def with_sync(
     bytes_T = np.array([float(t.row_bytes) for t in tables])
     touched_W = (somewhere_T * bytes_T) @ shares_TW
     whole_W = sum(
-        np.diff(each) * t.row_bytes for t, each in zip(tables, ranges, strict=True)
+        np.diff(own) * t.row_bytes for t, own in zip(tables, ranges, strict=True)
     ) + np.zeros(size)
     reduced = 2 * (number - 1) / number
     numbers_W = (number - 1) * own_W * NUMBER_BYTES * (1 + SLACK)
@@ -379,7 +386,7 @@ def stock_step(
     owner_T: Sequence[int] | None = None,
     on_host: Sequence[bool] | None = None,
 ) -> Step:
-    """A step of a stock sharding, the same for all tables.
+    """Returns a step of a stock sharding, the same for all tables.
 
     Args:
         system: one of ``STOCK``.
@@ -391,64 +398,94 @@ def stock_step(
     """
     assert system in STOCK, system
     host_T = np.zeros(len(tables), bool) if on_host is None else np.array(on_host, bool)
-    ids_T = np.array([table.ids(batch) for table in tables])
-    bags_T = np.array([float(batch * table.bags) for table in tables])
-    out_T = np.array([batch * table.outputs for table in tables])
-    row_bytes_T = np.array([float(table.dim * NUMBER_BYTES) for table in tables])
-    read_T = ids_T * np.array([float(table.dim * table.element_bytes) for table in tables])
-    work_T, pooled_T = ids_T * row_bytes_T, out_T * row_bytes_T
-    others, pooled = ranks - 1, float(pooled_T.sum())
-    is_pooled = all(table.pooled for table in tables)
+    stock = _StockTables(tables, batch, ranks, host_T)
     step = Step(system, len(tables), ranks)
     # Outputs and their gradients; row-wise, partial sums of the bags of all ranks.
-    written = 2 * pooled * (ranks if system == "row_wise" and is_pooled else 1)
-    step.add("permute", "ids", ids_T.sum())
-    step.add("outputs", "pooling", written)
+    is_partial = system == "row_wise" and stock.is_pooled
+    step.add("permute", "ids", stock.ids_T.sum())
+    step.add("outputs", "pooling", 2 * stock.pooled * (ranks if is_partial else 1))
     if system == "data_parallel":
-        size = sum(table.rows * table.dim * NUMBER_BYTES for table in tables)
-        step.add("lookup", "lookup", read_T.sum())
-        step.add("gradients", "all_reduce", 2 * others / ranks * size)
-        step.add("update", "lookup", 2 * size)
+        stock.add_data_parallel(step)
         return step
-    step.add("splits", "all_to_all", others * STOCK_SPLIT_BYTES)
+    step.add("splits", "all_to_all", (ranks - 1) * STOCK_SPLIT_BYTES)
     if system == "table_wise":
+        stock.add_table_wise(step, owner_T)
+        return step
+    step.add("lengths", "all_to_all", (ranks - 1) * stock.bags_T.sum() * LENGTH_BYTES)
+    if system == "row_wise":
+        stock.add_row_wise(step)
+    else:
+        stock.add_column_wise(step)
+    return step
+
+
+class _StockTables:
+    """Adds the parts of stock shardings to a step, for tables that are sharded alike."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableLoad],
+        batch: int,
+        ranks: int,
+        host_T: NDArray[np.bool_],
+    ) -> None:
+        self._tables, self._ranks, self._host_T = tables, ranks, host_T
+        self.ids_T = np.array([table.ids(batch) for table in tables])
+        self.bags_T = np.array([float(batch * table.bags) for table in tables])
+        out_T = np.array([batch * table.outputs for table in tables])
+        row_bytes_T = np.array([float(table.dim * NUMBER_BYTES) for table in tables])
+        table_bytes_T = np.array([float(table.dim * table.element_bytes) for table in tables])
+        self._read_T = self.ids_T * table_bytes_T
+        self._work_T, self._pooled_T = self.ids_T * row_bytes_T, out_T * row_bytes_T
+        self.pooled = float(self._pooled_T.sum())
+        self.is_pooled = all(table.pooled for table in tables)
+
+    def add_data_parallel(self, step: Step) -> None:
+        size = sum(table.rows * table.dim * NUMBER_BYTES for table in self._tables)
+        step.add("lookup", "lookup", self._read_T.sum())
+        step.add("gradients", "all_reduce", 2 * (self._ranks - 1) / self._ranks * size)
+        step.add("update", "lookup", 2 * size)
+
+    def add_table_wise(self, step: Step, owner_T: Sequence[int] | None) -> None:
+        ranks, ids_T, bags_T = self._ranks, self.ids_T, self.bags_T
         if owner_T is None:
-            owner_T = spread(work_T + pooled_T, ranks)
+            owner_T = spread(self._work_T + self._pooled_T, ranks)
         mine_TW = (np.array(owner_T)[:, None] == np.arange(ranks)).astype(np.float64)
         step.add("lengths", "all_to_all", (bags_T.sum() - bags_T @ mine_TW) * LENGTH_BYTES)
         step.add("ids", "all_to_all", (ids_T.sum() - ids_T @ mine_TW) * STOCK_ID_BYTES)
-        _look_up(step, "lookup", ranks * read_T, mine_TW, host_T)
-        pooled_W = pooled_T @ mine_TW
-        step.add("rows", "all_to_all", others * pooled_W)
+        _look_up(step, "lookup", ranks * self._read_T, mine_TW, self._host_T)
+        pooled_W = self._pooled_T @ mine_TW
+        step.add("rows", "all_to_all", (ranks - 1) * pooled_W)
         step.add("gradients", "all_to_all", pooled_W.sum() - pooled_W)
-        _look_up(step, "update", ranks * read_T, mine_TW, host_T)
-        return step
-    step.add("lengths", "all_to_all", others * bags_T.sum() * LENGTH_BYTES)
-    if system == "row_wise":
-        shares_TW = np.stack([t.access_share(even_ranges(t.rows, ranks)) for t in tables])
-        ids_W, work_W = ids_T @ shares_TW, ranks * (work_T @ shares_TW)
+        _look_up(step, "update", ranks * self._read_T, mine_TW, self._host_T)
+
+    def add_row_wise(self, step: Step) -> None:
+        ranks, others = self._ranks, self._ranks - 1
+        shares_TW = np.stack([t.access_share(even_ranges(t.rows, ranks)) for t in self._tables])
+        ids_W, work_W = self.ids_T @ shares_TW, ranks * (self._work_T @ shares_TW)
         step.add("ids", "all_to_all", (ids_W.sum() - ids_W) * STOCK_ID_BYTES)
-        _look_up(step, "lookup", ranks * read_T, shares_TW, host_T)
-        if is_pooled:
-            step.add("rows", "reduce_scatter", others * pooled)
-            step.add("gradients", "all_gather", others * pooled)
+        _look_up(step, "lookup", ranks * self._read_T, shares_TW, self._host_T)
+        if self.is_pooled:
+            step.add("rows", "reduce_scatter", others * self.pooled)
+            step.add("gradients", "all_gather", others * self.pooled)
         else:
             sent_W = work_W / ranks
             step.add("rows", "all_to_all", others * sent_W)
             step.add("gradients", "all_to_all", sent_W.sum() - sent_W)
-        _look_up(step, "update", ranks * read_T, shares_TW, host_T)
-        return step
-    step.add("ids", "all_to_all", others * ids_T.sum() * STOCK_ID_BYTES)
-    everywhere_TW = np.ones((len(tables), ranks))
-    _look_up(step, "lookup", read_T, everywhere_TW, host_T)
-    step.add("rows", "all_to_all", others / ranks * pooled)
-    step.add("gradients", "all_to_all", others / ranks * pooled)
-    _look_up(step, "update", read_T, everywhere_TW, host_T)
-    return step
+        _look_up(step, "update", ranks * self._read_T, shares_TW, self._host_T)
+
+    def add_column_wise(self, step: Step) -> None:
+        ranks, others = self._ranks, self._ranks - 1
+        step.add("ids", "all_to_all", others * self.ids_T.sum() * STOCK_ID_BYTES)
+        everywhere_TW = np.ones((len(self._tables), ranks))
+        _look_up(step, "lookup", self._read_T, everywhere_TW, self._host_T)
+        step.add("rows", "all_to_all", others / ranks * self.pooled)
+        step.add("gradients", "all_to_all", others / ranks * self.pooled)
+        _look_up(step, "update", self._read_T, everywhere_TW, self._host_T)
 
 
 def spread(work_T: Floats, ranks: int) -> list[int]:
-    """The largest table first, each to the least loaded rank."""
+    """Returns the rank of each table: the largest table first, always to the least loaded rank."""
     load, owner = np.zeros(ranks), [0] * len(work_T)
     for t in np.argsort(-work_T, kind="stable"):
         rank = int(load.argmin())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.replication import chance_in_batch
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
 __all__ = ["busiest_owner"]
@@ -26,7 +27,7 @@ def busiest_owner(
     batches: int = 8,
     seed: int = 0,
 ) -> float:
-    """Load of the busiest owner of rows, as a multiple of the mean; mean over batches.
+    """Returns the load of the busiest owner, as a multiple of the mean; the mean over batches.
 
     Args:
         tables: whose rows are spread over the ranks, popular ones anywhere.
@@ -56,8 +57,7 @@ def busiest_owner(
             owner_R = random.integers(0, ranks, alone)
             # Rows that are drawn one by one, in each batch by so many ranks or so often.
             if dedup:
-                met = -np.expm1(ids * np.log1p(-np.clip(shares, 0, 1 - 1e-15)))
-                asked_SR = random.binomial(ranks, met, (batches, alone))
+                asked_SR = random.binomial(ranks, chance_in_batch(shares, ids), (batches, alone))
                 others = ranks * rest.unique(ids)
             else:
                 asked_SR = random.poisson(ranks * ids * shares, (batches, alone))
@@ -72,6 +72,6 @@ def busiest_owner(
 def _first(
     rows_C: NDArray[np.float64], shares_C: NDArray[np.float64], count: int
 ) -> NDArray[np.float64]:
-    """Shares of the most used rows, one by one."""
+    """Returns the shares of the most used rows, one by one."""
     ends = np.cumsum(rows_C)
     return np.asarray(shares_C[np.searchsorted(ends, np.arange(count) + 0.5)])

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """What a model asks of a table.
+    """Says what a model asks of a table.
 
     Attributes:
         name: of the table.
@@ -37,7 +37,7 @@ class TableLoad:
     dim: int
     pooling: float
     classes: RowClasses
-    bags: int = 1
+    bags: float = 1
     pooled: bool = True
     places: RowPlaces | None = None
     element_bytes: int = NUMBER_BYTES
@@ -46,20 +46,21 @@ class TableLoad:
     can_be_hot: bool = True
 
     def ids(self, batch: int) -> float:
+        """Returns how many ids of the table a batch has."""
         return batch * self.pooling
 
     def unique(self, batch: float, hot: int = 0) -> float:
-        """Distinct rows of a batch that are not among the ``hot`` most used ones."""
+        """Returns the distinct rows of a batch that are not among the ``hot`` most used ones."""
         return _unique(self.classes, batch * self.pooling, hot)
 
     @property
     def outputs(self) -> float:
-        """Rows of output of a sample."""
+        """How many rows of output a sample has."""
         return self.bags if self.pooled else self.pooling
 
     @property
     def row_bytes(self) -> int:
-        """Of a row at its owner, with the optimizer's state."""
+        """Bytes of a row at its owner, with the optimizer's state."""
         return self.dim * self.element_bytes + self.state_bytes
 
     @property
@@ -68,7 +69,7 @@ class TableLoad:
         return self.rows * self.row_bytes
 
     def share(self, ranges: NDArray[np.int64], batch: int, hot: NDArray[np.int64]) -> Floats:
-        """Of the distinct rows that a batch asks for, the share of each range of rows.
+        """Returns the share of each range in the distinct rows that a batch asks for.
 
         Args:
             ranges: where they begin, and the end of the last one.
@@ -82,11 +83,11 @@ class TableLoad:
         return np.asarray(met / max(met.sum(), 1e-300))
 
     def even_share(self, ranks: int, batch: int) -> Floats:
-        """The same of ranges as TorchRec makes them."""
+        """Returns the same for ranges as TorchRec makes them."""
         return _even_share(self, ranks, batch)
 
     def access_share(self, ranges: NDArray[np.int64]) -> Floats:
-        """Of all accesses, the share of each range of rows."""
+        """Returns the share of each range in all accesses."""
         if self.places is None:
             return np.asarray(np.diff(ranges) / max(self.rows, 1), dtype=np.float64)
         return np.diff(self.places.before(ranges, None))
@@ -103,6 +104,6 @@ def _even_share(table: TableLoad, ranks: int, batch: int) -> Floats:
 
 
 def even_ranges(rows: int, ranks: int) -> NDArray[np.int64]:
-    """Where each rank's rows begin, as TorchRec splits a table."""
+    """Returns where each rank's rows begin, as TorchRec splits a table."""
     block = -(-rows // ranks)
     return np.minimum(block * np.arange(ranks + 1, dtype=np.int64), rows)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import STOCK, Part, Step
 from fusedrec_torchrec.planner.search.assign import Prices
-from fusedrec_torchrec.planner.search.decide import MB, Decision, again, alike, decide
+from fusedrec_torchrec.planner.search.decide import again, alike, decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -35,14 +36,14 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """Something that would make the step shorter, and by which share of it."""
+    """Is something that would make the step shorter, and by which share of it."""
 
     what: str
     saves: float
 
 
 class Explanation:
-    """What there is to say about a decision.
+    """Says what there is to say about a decision.
 
     Args:
         decision: that was made.
@@ -68,7 +69,7 @@ class Explanation:
         self.alternatives = self._alternatives()
 
     def price(self, t: int, system: str) -> float | None:
-        """Seconds that a table adds to a step; None if it cannot be sharded so."""
+        """Returns the seconds that a table adds to a step; None if it cannot be sharded so."""
         table = self.decision.tables[t]
         cannot = system == FUSED and table.name in self.unfit
         if system == "column_wise" and table.dim % (4 * self.decision.groups.size):
@@ -86,20 +87,20 @@ class Explanation:
         return float(self.prices.balanced(system)[t])
 
     def _alternatives(self) -> dict[str, Decision]:
-        """The plan, and plainer ones."""
+        """Returns the plan and plainer ones, by name."""
         decision, search = self.decision, self.search
-        found = {"this plan": decision}
+        plans = {"this plan": decision}
         if decision.hot:
             without = replace(search, hot=replace(search.hot, memory=0.0))
-            found["without hot rows"] = again(decision, without)
+            plans["without hot rows"] = again(decision, without)
         if not decision.codecs.are_exact:
-            found["rows and gradients as fp32"] = again(decision, replace(search, codecs=[]))
+            plans["rows and gradients as fp32"] = again(decision, replace(search, codecs=[]))
         if decision.ranges is not None:
-            found["with even row ranges"] = again(decision, replace(search, row_ranges="even"))
+            plans["with even row ranges"] = again(decision, replace(search, row_ranges="even"))
         if decision.groups.number > 1:
             one = replace(search, groups=replace(search.groups, sizes=[]))
             with suppress(ValueError):  # it may not fit, which may be why there are groups
-                found["in one group"] = decide(
+                plans["in one group"] = decide(
                     decision.tables, decision.batch, decision.cluster, one, sorted(self.unfit)
                 )
         for system in (FUSED, "table_wise", "row_wise", "column_wise"):
@@ -109,11 +110,11 @@ class Explanation:
                 continue
             other = alike(decision, system, search)
             if other is not None:
-                found[f"all {system}"] = other
-        return found
+                plans[f"all {system}"] = other
+        return plans
 
     def parts(self) -> list[tuple[Step, Part, float]]:
-        """Parts of the step with their seconds, in its order."""
+        """Returns the parts of the step with their seconds, in its order."""
         cluster = self.decision.cluster
         return [
             (step, part, part.seconds(cluster, step.rates(cluster)))
@@ -122,23 +123,24 @@ class Explanation:
         ]
 
     def overhead(self) -> float:
+        """Returns the seconds of the step that do not depend on the size of anything."""
         return sum(step.overhead(self.decision.cluster) for step in self.decision.steps)
 
     def busy_W(self) -> NDArray[np.float64]:
-        """Seconds that each rank of a group is busy in a step."""
+        """Returns the seconds that each rank of a group is busy in a step."""
         cluster = self.decision.cluster
         return np.sum(
             [part.seconds_W(cluster, step.rates(cluster)) for step, part, _ in self.parts()], axis=0
         )
 
     def codecs(self) -> str:
-        """How rows and gradients of fused tables travel, and what that saves."""
+        """Returns how rows and gradients of fused tables travel, and what that saves."""
         decision = self.decision
         if FUSED not in decision.systems:
             return "none, no table is fused"
         chosen, exact = (
-            sum(part.bytes_sent for s in each.steps for part in s.parts if part.name in CODED)
-            for each in (decision, replace(decision, codecs=Codecs()))
+            sum(part.bytes_sent for s in plan.steps for part in s.parts if part.name in CODED)
+            for plan in (decision, replace(decision, codecs=Codecs()))
         )
         text = f"{decision.codecs}: a rank sends {human_bytes(chosen / decision.ranks)} of them"
         if decision.codecs.are_exact:
@@ -147,7 +149,7 @@ class Explanation:
         return f"{text} in a step, {before} as fp32, {exact / max(chosen, 1e-30):.1f} x fewer"
 
     def limit(self) -> str:
-        """What the step spends most of its time on."""
+        """Returns what the step spends most of its time on."""
         total = self.decision.seconds
         kinds: dict[str, float] = {"Python and starting kernels": self.overhead()}
         latency = 0.0
@@ -166,12 +168,12 @@ class Explanation:
         return f"{most}, {kinds[most] / max(total, 1e-30):.0%} of the step"
 
     def advice(self) -> list[Advice]:
-        """What would help, the most helpful first."""
-        found = [
+        """Returns what would help, the most helpful first."""
+        all_advice = [
             Advice(what, 1 - other.seconds / self.decision.seconds)
             for what, other in self._variations()
         ]
-        worth = [advice for advice in found if advice.saves >= WORTH_TELLING]
+        worth = [advice for advice in all_advice if advice.saves >= WORTH_TELLING]
         return sorted(worth, key=lambda advice: -advice.saves)
 
     def _variations(self) -> Iterator[tuple[str, Decision]]:
@@ -212,11 +214,12 @@ def _faster(cluster: ClusterConfig) -> ClusterConfig:
 
 
 def milliseconds(seconds: float | None) -> str:
+    """Returns a time as text."""
     return "-" if seconds is None else f"{1e3 * seconds:.3g}"
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """All of it, as text."""
+    """Prints all of an explanation as text."""
     decision, cluster = explanation.decision, explanation.decision.cluster
     size = sum(table.size for table in decision.tables)
     print(
@@ -230,8 +233,8 @@ def print_explanation(explanation: Explanation) -> None:
     print(f"codecs: {explanation.codecs()}")
     print(f"what limits: {explanation.limit()}")
     advice = explanation.advice()
-    for each in advice:
-        print(f"what would help: {each.what} saves {each.saves:.0%}")
+    for hint in advice:
+        print(f"what would help: {hint.what} saves {hint.saves:.0%}")
     if not advice:
         print("what would help: nothing that was looked at saves 1 %")
 
@@ -282,12 +285,12 @@ def _print_alternatives(explanation: Explanation) -> None:
         [
             (
                 name,
-                milliseconds(each.seconds),
-                f"{each.seconds / best:.2f} x",
-                f"{each.bytes_sent / each.ranks / MB:.3g}",
-                f"{each.memory_W.max() / GB:.3g}",
+                milliseconds(plan.seconds),
+                f"{plan.seconds / best:.2f} x",
+                f"{plan.bytes_sent / plan.ranks / MB:.3g}",
+                f"{plan.memory_W.max() / GB:.3g}",
             )
-            for name, each in explanation.alternatives.items()
+            for name, plan in explanation.alternatives.items()
         ],
     )
 
@@ -337,5 +340,6 @@ def _print_ranks(explanation: Explanation) -> None:
 
 
 def bar(share: float) -> str:
+    """Returns a share as a bar of text."""
     full = round(BAR * min(max(share, 0.0), 1.0))
     return "█" * full + "·" * (BAR - full)

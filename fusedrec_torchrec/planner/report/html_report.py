@@ -12,9 +12,10 @@ from plotly.offline import get_plotlyjs
 
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.core.terminal import human_bytes
-from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.report.explain import COLUMNS, Explanation, milliseconds
-from fusedrec_torchrec.planner.search.decide import MB, Decision, again, decide
+from fusedrec_torchrec.planner.search.decide import again, decide
+from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["page", "write_report"]
@@ -58,11 +59,11 @@ def write_report(path: Path, explanation: Explanation) -> None:
 
 
 def report(explanation: Explanation) -> str:
-    """The page, as HTML."""
+    """Returns the page as HTML."""
     decision = explanation.decision
     cluster = decision.cluster
     advice = "".join(
-        f"<li>{html.escape(each.what)} saves {each.saves:.0%}</li>" for each in explanation.advice()
+        f"<li>{html.escape(hint.what)} saves {hint.saves:.0%}</li>" for hint in explanation.advice()
     )
     sections = [
         ("Tables", _tables(explanation)),
@@ -104,7 +105,7 @@ def report(explanation: Explanation) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """An HTML page that has all it needs in itself."""
+    """Returns an HTML page that has all it needs in itself."""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
@@ -121,7 +122,7 @@ def _plot(name: str, figure: go.Figure) -> str:
 
 
 def kind_of(part: str, kind: str, is_collective: bool) -> str:
-    """What a part of a step is in the plots."""
+    """Returns what a part of a step is in the plots."""
     if part.startswith("hot"):
         return "hot rows"
     if part.startswith("sync"):
@@ -132,7 +133,7 @@ def kind_of(part: str, kind: str, is_collective: bool) -> str:
 
 
 def _by_kind(decision: Decision) -> dict[str, float]:
-    """Milliseconds of each kind of part."""
+    """Returns the milliseconds of each kind of part."""
     cluster = decision.cluster
     sums = dict.fromkeys(COLORS, 0.0)
     for step in decision.steps:
@@ -145,10 +146,10 @@ def _by_kind(decision: Decision) -> dict[str, float]:
 
 def _breakdown(explanation: Explanation) -> go.Figure:
     names = list(explanation.alternatives)
-    sums = [_by_kind(each) for each in explanation.alternatives.values()]
+    sums = [_by_kind(plan) for plan in explanation.alternatives.values()]
     figure = go.Figure(layout={**LAYOUT, "barmode": "stack", "xaxis_title": "ms a step"})
     for kind, color in COLORS.items():
-        values = [each[kind] for each in sums]
+        values = [by_kind[kind] for by_kind in sums]
         if any(values):
             figure.add_bar(y=names, x=values, name=kind, marker_color=color, orientation="h")
     figure.update_yaxes(autorange="reversed", automargin=True)
@@ -216,7 +217,7 @@ def _coverage(decision: Decision) -> go.Figure:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A slider: a setting, its positions, and the plan at each."""
+    """Is a slider: a setting, its positions, and the plan at each of them."""
 
     name: str
     unit: str
@@ -273,7 +274,7 @@ def _sliders(explanation: Explanation) -> Iterator[WhatIf]:
 
 
 def with_links(cluster: ClusterConfig, factor: float) -> ClusterConfig:
-    """With links so many times as fast."""
+    """Returns the cluster with links so many times as fast."""
 
     def times(link: LinkConfig) -> LinkConfig:
         speed = (factor * link.all_to_all, factor * link.all_reduce)
@@ -285,19 +286,19 @@ def with_links(cluster: ClusterConfig, factor: float) -> ClusterConfig:
 
 def _what_ifs(explanation: Explanation) -> Iterator[tuple[str, go.Figure]]:
     for what_if in _sliders(explanation):
-        found: list[tuple[float, Decision]] = []
+        plans: list[tuple[float, Decision]] = []
         for position in what_if.positions:
             try:
-                found.append((position, what_if.plan(position)))
+                plans.append((position, what_if.plan(position)))
             except ValueError:  # such as more memory than there is
                 continue
-        if found:
-            yield what_if.name, _slider_figure(what_if, found)
+        if plans:
+            yield what_if.name, _slider_figure(what_if, plans)
 
 
-def _slider_figure(what_if: WhatIf, found: Sequence[tuple[float, Decision]]) -> go.Figure:
+def _slider_figure(what_if: WhatIf, plans: Sequence[tuple[float, Decision]]) -> go.Figure:
     kinds = list(COLORS)
-    bars = [[_by_kind(decision)[kind] for kind in kinds] for _, decision in found]
+    bars = [[_by_kind(decision)[kind] for kind in kinds] for _, decision in plans]
     most = max(map(max, bars)) * 1.05
 
     def title(decision: Decision) -> str:
@@ -309,7 +310,7 @@ def _slider_figure(what_if: WhatIf, found: Sequence[tuple[float, Decision]]) -> 
             + f", a rank sends {decision.bytes_sent / decision.ranks / MB:,.3g} MB"
         )
 
-    places = [position for position, _ in found]
+    places = [position for position, _ in plans]
     active = places.index(what_if.now) if what_if.now in places else 0
     figure = go.Figure(
         go.Bar(x=kinds, y=bars[active], marker_color=[COLORS[kind] for kind in kinds])
@@ -320,13 +321,13 @@ def _slider_figure(what_if: WhatIf, found: Sequence[tuple[float, Decision]]) -> 
             "label": f"{position:g}",
             "args": [{"y": [values]}, {"title.text": title(decision)}],
         }
-        for (position, decision), values in zip(found, bars, strict=True)
+        for (position, decision), values in zip(plans, bars, strict=True)
     ]
     figure.update_layout(
         {
             **LAYOUT,
             "margin": {"l": 70, "r": 20, "t": 60, "b": 50},
-            "title": {"text": title(found[active][1]), "font": {"size": 15}},
+            "title": {"text": title(plans[active][1]), "font": {"size": 15}},
             "yaxis": {"title": "ms", "range": [0, most]},
             "sliders": [
                 {

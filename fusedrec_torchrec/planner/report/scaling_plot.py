@@ -13,7 +13,7 @@ COLORS = dict(
 
 
 def draw_scaling(path: Path, points: Sequence[Point], title: str) -> None:
-    """Throughput, and what a rank does of what it did in the smallest cluster."""
+    """Draws throughput, and how much of it a rank keeps as the cluster grows."""
     from matplotlib.figure import Figure
 
     scalings = list(dict.fromkeys(point.scaling for point in points))

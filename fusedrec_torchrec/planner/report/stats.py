@@ -16,7 +16,7 @@ ABBREVIATION = "FRW"
 
 
 class FusedEmbeddingStats(EmbeddingStats):
-    """TorchRec's ``EmbeddingStats`` that knows ``fused_row_wise``."""
+    """Is TorchRec's ``EmbeddingStats`` that knows ``fused_row_wise``."""
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         with abbreviated(FUSED, ABBREVIATION):

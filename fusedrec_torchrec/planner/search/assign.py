@@ -37,12 +37,13 @@ Floats = NDArray[np.float64]
 
 
 class NoRoomError(ValueError):
-    """Tables do not fit into memory; the text says which and by how much."""
+    """Is raised if tables do not fit into memory; the text says which and by how much."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """
+    """Says which sharding every table has.
+
     Attributes:
         systems: sharding of each table.
         owners: rank of each table that is table-wise; 0 for others.
@@ -55,7 +56,7 @@ class Assignment:
 
 
 class Prices:
-    """Prices of tables and shardings on a cluster.
+    """Holds what tables and shardings cost on a cluster.
 
     Args:
         tables: to be sharded.
@@ -109,7 +110,10 @@ class Prices:
         )
 
     def _step(self, system: str, table: TableLoad, host: bool) -> Step:
-        """Of one table alone, its rows balanced; table-wise without what the busiest rank adds."""
+        """Returns a step of one table alone, its rows balanced.
+
+        Table-wise, it is without what the busiest rank adds.
+        """
         spread = replace(table, places=None)
         even: Any = [np.linspace(0, table.rows, self.ranks + 1)]
         if system == FUSED:
@@ -134,14 +138,14 @@ class Prices:
         return with_sync(step, [spread], self._batch, self._groups, even)
 
     def of_whole_tables(self, loads_KW: Floats) -> float:
-        """What the busiest rank adds to a table-wise step, of loads in the order of loads_KT."""
+        """Returns what the busiest rank adds to a table-wise step; loads are as in loads_KT."""
         lengths, ids, work, pooled = loads_KW
         wire = lengths.sum() - lengths.min() + ids.sum() - ids.min()
         wire += (self.ranks - 1) * pooled.max() + pooled.sum() - pooled.min()
         return float(self._wire * wire + self._lookup * work.max())
 
     def balanced(self, system: str) -> Floats:
-        """Prices of tables if table-wise load were spread evenly."""
+        """Returns the prices of tables if table-wise load were spread evenly."""
         prices = self.of_tables[system]
         if system != TABLE_WISE:
             return prices
@@ -158,7 +162,7 @@ def assign(
     batch: int,
     room: float,
 ) -> list[Assignment]:
-    """For each set of shardings the shortest step that the search finds, the shortest first.
+    """Returns the shortest step that the search finds for each set of shardings, in order.
 
     Args:
         tables: to be sharded.
@@ -170,11 +174,11 @@ def assign(
     Raises:
         NoRoomError: there is none that fits.
     """
-    systems = [s for s in prices.of_use if any(s in each for each in allowed)]
-    found: list[Assignment] = []
+    systems = [s for s in prices.of_use if any(s in options for options in allowed)]
+    assignments: list[Assignment] = []
     problem: NoRoomError | None = None
     for chosen in _subsets(systems):
-        if not all(any(s in chosen for s in each) for each in allowed):
+        if not all(any(s in chosen for s in options) for options in allowed):
             continue
         # From where every table is at its cheapest; few tables also from where they are all alike.
         starts = [None, *chosen] if len(chosen) > 1 and len(tables) <= MANY_STARTS else [None]
@@ -185,11 +189,11 @@ def assign(
                 problem = problem or error
                 continue
             search.improve()
-            found.append(search.result())
-    if not found:
+            assignments.append(search.result())
+    if not assignments:
         assert problem is not None
         raise problem
-    return sorted(dict.fromkeys(found), key=lambda each: each.seconds)
+    return sorted(dict.fromkeys(assignments), key=lambda assignment: assignment.seconds)
 
 
 def _subsets(systems: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -198,7 +202,7 @@ def _subsets(systems: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 class _Search:
-    """A choice of systems for all tables, and moves of single tables."""
+    """Holds a choice of systems for all tables, and moves single tables."""
 
     def __init__(
         self,
@@ -212,7 +216,7 @@ class _Search:
     ) -> None:
         self._tables, self._prices, self._room = tables, prices, room
         self._ranks = prices.ranks
-        self._allowed = [[s for s in chosen if s in each] for each in allowed]
+        self._allowed = [[s for s in chosen if s in options] for options in allowed]
         self._loads_KW = np.zeros((4, self._ranks))
         self._used_W = np.zeros(self._ranks)
         self._owner = [0] * len(tables)
@@ -244,7 +248,7 @@ class _Search:
         )
 
     def _bytes(self, t: int, system: str) -> tuple[float, float]:
-        """Of a table on each rank, and beside that on its owner."""
+        """Returns the bytes of a table on each rank, and beside that on its owner."""
         table, buffers = self._tables[t], float(self._buffers[system][t])
         if system == TABLE_WISE:
             return buffers, table.size + self._of_owner[t]
@@ -252,7 +256,7 @@ class _Search:
         return whole + buffers, 0.0
 
     def _put(self, t: int, system: str, owner: int | None = None) -> bool:
-        """Whether there was room."""
+        """Gives a table a sharding, and returns whether there was room for it."""
         on_each, on_owner = self._bytes(t, system)
         if self._used_W.max() + on_each > self._room:
             return False
@@ -311,7 +315,7 @@ class _Search:
                 return
 
     def _best_move(self, t: int) -> tuple[float, tuple[str, int]]:
-        """The shortest step that a move of one table leads to, and the move."""
+        """Returns the shortest step that a move of one table leads to, and the move."""
         system, owner = self._system[t], self._owner[t]
         best, chosen = self._seconds * (1 - 1e-9), (system, owner)
         self._take(t)
@@ -325,7 +329,7 @@ class _Search:
         return best, chosen
 
     def _move(self, t: int, to: tuple[str, int]) -> bool:
-        """Whether it was not there already."""
+        """Moves a table, and returns whether it was not there already."""
         if to == (self._system[t], self._owner[t]):
             return False
         self._take(t)
@@ -342,7 +346,7 @@ class _Search:
                 yield from {(system, int(self._loads_KW[k].argmin())) for k in (2, 3)}
 
     def _swap(self) -> bool:
-        """Tables on the busiest ranks change places with others."""
+        """Lets tables on the busiest ranks change places with others."""
         whole = [t for t in self._order if self._system[t] == TABLE_WISE]
         if not whole or len(whole) > 64:
             return False
@@ -364,6 +368,7 @@ class _Search:
         return False
 
     def result(self) -> Assignment:
+        """Returns the choice as it is now."""
         owners = (
             o if s == TABLE_WISE else 0 for s, o in zip(self._system, self._owner, strict=True)
         )

@@ -1,182 +1,29 @@
-"""The decisions of a plan, by the cost model: the shortest step that fits into memory.
+"""The search for a plan, by the cost model: the shortest step that fits into memory.
 
-Per table fused or stock (``assign``); then, for the fused tables, hot rows (``replicate``), ranges
-of rows (``row_ranges``), single-shot or exact counts, codecs; all of it for one group of all ranks
-and for each size of groups that is allowed.  No randomness and no clock: equal input, equal plan.
+Per table fused or stock (``assign``); then all that is left to decide about fused tables
+(``refine``); both for one group of all ranks and for each size of groups that is allowed.  No
+randomness and no clock: equal input, equal plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
-from fusedrec_torchrec.planner.cost.memory import (
-    Placement,
-    buffer_bytes,
-    owner_bytes,
-    replica_bytes,
-    table_bytes_W,
-)
-from fusedrec_torchrec.planner.cost.row_ranges import balanced_ranges
-from fusedrec_torchrec.planner.cost.step import (
-    Groups,
-    HotUse,
-    Step,
-    fused_step,
-    stock_step,
-    with_sync,
-)
+from fusedrec_torchrec.planner.cost.memory import buffer_bytes
+from fusedrec_torchrec.planner.cost.step import Groups
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.assign import (
-    ALL_RANKS,
-    MANY_STARTS,
-    NoRoomError,
-    Prices,
-    assign,
-)
-from fusedrec_torchrec.planner.search.replicate import Ranking, finer, thresholds
+from fusedrec_torchrec.planner.search.assign import NoRoomError, Prices, assign
+from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.planner.search.refine import WORTH, better_mode, finish, polish
 from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["Decision", "again", "alike", "decide", "groups_of"]
+__all__ = ["again", "alike", "decide", "groups_of"]
 
-MB = 1e6
 CANDIDATES = 8  # assignments of which the exact price is looked at
 CLOSE, FINISHED = 1.5, 2  # those close to the best are improved, so many of them in all detail
-RANGES_WORTH = 1e-2  # even ranges are easier to read
-WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
-Hot = Mapping[str, NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A plan and its price.
-
-    Attributes:
-        tables: of the model.
-        batch: samples of a rank.
-        cluster: that it is for.
-        groups: of ranks.
-        layout: where the ranks of a group are, as in ``GridOptions``.
-        systems: sharding of each table.
-        owners: rank of each table that is table-wise.
-        ranges: of each fused table, where each rank's rows begin; None if split evenly.
-        on_host: tables in host memory.
-        hot: ids of the hot rows by table.
-        hot_every: steps from one sync of hot rows to the next.
-        exact_counts: whether ids of fused tables travel by exact counts.
-        codecs: of rows and of gradients.
-    """
-
-    tables: tuple[TableLoad, ...]
-    batch: int
-    cluster: ClusterConfig
-    groups: Groups
-    systems: tuple[str, ...]
-    owners: tuple[int, ...]
-    layout: str = "replicas_adjacent"
-    ranges: tuple[NDArray[np.int64], ...] | None = None
-    on_host: tuple[bool, ...] = ()
-    hot: Hot = field(default_factory=dict)
-    hot_every: int = 1
-    exact_counts: bool = False
-    codecs: Codecs = field(default_factory=Codecs)
-
-    @property
-    def ranks(self) -> int:
-        """Of all groups."""
-        return self.groups.size * self.groups.number
-
-    def places_of(self, system: str) -> list[int]:
-        """Numbers of the tables with this sharding."""
-        return [t for t, each in enumerate(self.systems) if each == system]
-
-    def fused_ranges(self) -> list[NDArray[np.int64]] | None:
-        if self.ranges is None:
-            return None
-        return [self.ranges[t] for t in self.places_of(FUSED)]
-
-    def hot_use(self) -> HotUse | None:
-        if not self.hot:
-            return None
-        ids = [self.hot.get(self.tables[t].name, _NONE) for t in self.places_of(FUSED)]
-        return HotUse(np.array([len(each) for each in ids]), self.hot_every, ids)
-
-    def fused_step(self, tables: Sequence[TableLoad], hot: HotUse | None) -> Step:
-        """Of the fused tables, with these hot rows."""
-        return fused_step(
-            tables,
-            self.batch,
-            self.groups.size,
-            self.fused_ranges(),
-            exact_counts=self.exact_counts,
-            hot=hot,
-            codecs=self.codecs,
-            on_host=[self.on_host[t] for t in self.places_of(FUSED)],
-        )
-
-    @cached_property
-    def steps(self) -> list[Step]:
-        """One for each sharding that is in use."""
-        found = []
-        for system in dict.fromkeys(self.systems):
-            places = self.places_of(system)
-            tables = [self.tables[t] for t in places]
-            if system == FUSED:
-                step = self.fused_step(tables, self.hot_use())
-                ranges = self.fused_ranges()
-                found.append(with_sync(step, tables, self.batch, self.groups, ranges))
-                continue
-            for pooled in (True, False):
-                same = [t for t in places if self.tables[t].pooled == pooled]
-                if same:
-                    loads = [self.tables[t] for t in same]
-                    owners = [self.owners[t] for t in same]
-                    hosted = [self.on_host[t] for t in same]
-                    step = stock_step(system, loads, self.batch, self.groups.size, owners, hosted)
-                    whole = [
-                        np.where(np.arange(self.groups.size + 1) > owner, table.rows, 0)
-                        for table, owner in zip(loads, owners, strict=True)
-                    ]
-                    ranges = whole if system == "table_wise" else None
-                    found.append(with_sync(step, loads, self.batch, self.groups, ranges))
-        return found
-
-    @cached_property
-    def seconds(self) -> float:
-        """Of a step."""
-        return sum(step.seconds(self.cluster) for step in self.steps)
-
-    @property
-    def bytes_sent(self) -> float:
-        """By all ranks in a step."""
-        return sum(step.bytes_sent for step in self.steps) * self.groups.number
-
-    def placement(self, t: int) -> Placement:
-        ranges = self.ranges[t] if self.ranges and self.systems[t] == FUSED else None
-        return Placement(self.systems[t], self.owners[t], ranges)
-
-    @cached_property
-    def memory_W(self) -> NDArray[np.float64]:
-        """Bytes on the devices of a group's ranks."""
-        ranks = self.groups.size
-        used = np.zeros(ranks)
-        for t, table in enumerate(self.tables):
-            on_device = 0.0 if self.on_host[t] else 1.0
-            used += on_device * table_bytes_W(table, self.placement(t), ranks)
-            used += buffer_bytes(table, self.systems[t], self.batch, ranks)
-            if self.systems[t] == "table_wise":
-                used[self.owners[t]] += owner_bytes(table, self.batch, ranks)
-        fused = [self.tables[t] for t in self.places_of(FUSED)]
-        return used + replica_bytes(fused, self.hot_use())
-
-
-_NONE = np.empty(0, np.int64)
 
 
 def decide(
@@ -187,7 +34,7 @@ def decide(
     unfit: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Decision:
-    """The best plan that the search finds.
+    """Returns the best plan that the search finds.
 
     Args:
         tables: of the model.
@@ -209,12 +56,12 @@ def decide(
     for groups, layout in groups_of(cluster, search.groups):
         progress(f"groups of {groups.size}" if groups.number > 1 else "one group")
         try:
-            found = _decide_for(tables, batch, cluster, search, allowed, groups, layout)
+            plan = _decide_for(tables, batch, cluster, search, allowed, groups, layout)
         except NoRoomError as error:
             problem = problem or error
             continue
-        if best is None or found.seconds < best.seconds * (1 - WORTH):
-            best = found
+        if best is None or plan.seconds < best.seconds * (1 - WORTH):
+            best = plan
     if best is None:
         assert problem is not None
         raise problem
@@ -224,7 +71,7 @@ def decide(
 def again(
     decision: Decision, search: SearchConfig, cluster: ClusterConfig | None = None
 ) -> Decision:
-    """The same shardings of tables, everything else decided again."""
+    """Returns a plan with the same shardings of tables, everything else decided again."""
     plain = replace(
         decision,
         cluster=cluster or decision.cluster,
@@ -233,11 +80,11 @@ def again(
         exact_counts=search.input_dist == "exact_counts",
         codecs=Codecs(),
     )
-    return _finish(plain, search)
+    return finish(plain, search)
 
 
 def alike(decision: Decision, system: Any, search: SearchConfig) -> Decision | None:
-    """All tables sharded in one way; None if they cannot be."""
+    """Returns the plan that shards all tables in one way; None if they cannot be."""
     one = replace(search, systems=[system], tables={}, groups=GroupsConfig())
     try:
         return decide(decision.tables, decision.batch, decision.cluster, one)
@@ -248,6 +95,11 @@ def alike(decision: Decision, system: Any, search: SearchConfig) -> Decision | N
 def _allowed(
     tables: Sequence[TableLoad], search: SearchConfig, unfit: Sequence[str]
 ) -> list[list[str]]:
+    """Returns the shardings that each table may have.
+
+    Raises:
+        ValueError: the search names no table, or leaves one without a sharding.
+    """
     names = {table.name for table in tables}
     for name in search.tables:
         if name not in names:
@@ -270,9 +122,9 @@ def _allowed(
 
 
 def groups_of(cluster: ClusterConfig, search: GroupsConfig) -> list[tuple[Groups, str]]:
-    """One group of all ranks, and what else is allowed."""
+    """Returns one group of all ranks and what else is allowed, with the layout of each."""
     ranks, node = cluster.ranks, cluster.local_ranks
-    found = [(Groups(ranks), "replicas_adjacent")]
+    choices = [(Groups(ranks), "replicas_adjacent")]
     wanted = search.sizes
     sizes = [n for n in range(1, ranks) if ranks % n == 0]
     if wanted != "all":
@@ -285,12 +137,13 @@ def groups_of(cluster: ClusterConfig, search: GroupsConfig) -> list[tuple[Groups
     for size in sizes:
         number = ranks // size
         sync = (search.sync, search.sync_every)
-        together = max(node * size // ranks, 1)
-        apart = Groups(size, number, together, min(number, node), *sync)
-        near = min(size, node)
-        adjacent = Groups(size, number, near, max(node // near, 1), *sync)
-        found += [(apart, "replicas_adjacent"), (adjacent, "groups_adjacent")]
-    return found
+        local = max(node * size // ranks, 1)
+        replicas_adjacent = Groups(size, number, local, min(number, node), *sync)
+        local = min(size, node)
+        groups_adjacent = Groups(size, number, local, max(node // local, 1), *sync)
+        choices.append((replicas_adjacent, "replicas_adjacent"))
+        choices.append((groups_adjacent, "groups_adjacent"))
+    return choices
 
 
 def _decide_for(
@@ -302,9 +155,10 @@ def _decide_for(
     groups: Groups,
     layout: str,
 ) -> Decision:
+    """Returns the best plan for these groups of ranks."""
     on_host = _spill(tables, batch, cluster, groups.size)
     allowed = _possible(allowed, tables, groups, on_host)
-    systems = list(dict.fromkeys(s for each in allowed for s in each))
+    systems = list(dict.fromkeys(s for options in allowed for s in options))
     exact = search.input_dist == "exact_counts"
     prices = Prices(tables, batch, cluster, groups, systems, on_host, exact)
     in_device = [
@@ -313,59 +167,27 @@ def _decide_for(
     ]
     room = cluster.memory * GB
     candidates = [
-        _better_mode(
+        better_mode(
             Decision(
                 tables=tuple(tables),
                 batch=batch,
                 cluster=cluster,
                 groups=groups,
                 layout=layout,
-                systems=each.systems,
-                owners=each.owners,
+                systems=assignment.systems,
+                owners=assignment.owners,
                 on_host=tuple(on_host),
                 exact_counts=exact,
             ),
             search,
         )
-        for each in assign(in_device, allowed, prices, batch, room)[:CANDIDATES]
+        for assignment in assign(in_device, allowed, prices, batch, room)[:CANDIDATES]
     ]
     least = min(decision.seconds for decision in candidates)
     close = [decision for decision in candidates if decision.seconds <= CLOSE * least]
-    polished = {each.systems + each.owners: each for each in (_polish(d, allowed) for d in close)}
+    polished = {d.systems + d.owners: d for d in (polish(plain, allowed) for plain in close)}
     best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
-    return min((_finish(each, search) for each in best), key=lambda decision: decision.seconds)
-
-
-def _finish(plain: Decision, search: SearchConfig) -> Decision:
-    """Decides about the fused tables of a plan."""
-    if FUSED not in plain.systems:
-        return plain
-    best = _better_mode(plain, search)
-    if search.row_ranges == "balanced":
-        best = _better_ranges(best)
-    if plain.groups.number == 1 and search.hot.memory:
-        best = _better_hot(best, search)
-    return _better_codecs(_better_mode(best, search), search)
-
-
-def _polish(plain: Decision, allowed: list[list[str]]) -> Decision:
-    """Moves of single tables at their exact price, which knows of rows that cannot be divided."""
-    if len(plain.tables) > MANY_STARTS:
-        return plain
-    best = plain
-    ranks = range(plain.groups.size)
-    improved = True
-    while improved:
-        improved = False
-        for t, options in enumerate(allowed):
-            for system in options:
-                for owner in ranks if system == "table_wise" and len(ranks) <= ALL_RANKS else [0]:
-                    systems = (*best.systems[:t], system, *best.systems[t + 1 :])
-                    owners = (*best.owners[:t], owner, *best.owners[t + 1 :])
-                    moved = replace(best, systems=systems, owners=owners)
-                    if moved.seconds < best.seconds * (1 - 1e-6) and _fits(moved):
-                        best, improved = moved, True
-    return best
+    return min((finish(plain, search) for plain in best), key=lambda decision: decision.seconds)
 
 
 def _possible(
@@ -374,7 +196,7 @@ def _possible(
     groups: Groups,
     on_host: Sequence[bool],
 ) -> list[list[str]]:
-    """Shardings that the ranks of a group can have.
+    """Returns the shardings of each table that the ranks of a group can have.
 
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
     2D no table is data-parallel, and gradients are shared of fused tables only.
@@ -403,7 +225,7 @@ def _possible(
 def _spill(
     tables: Sequence[TableLoad], batch: int, cluster: ClusterConfig, ranks: int
 ) -> list[bool]:
-    """Tables that go to host memory, as devices have no room: the least used bytes first."""
+    """Returns which tables go to host memory if devices are full: the least used bytes first."""
     on_host = [False] * len(tables)
     if cluster.device != "cuda":
         return on_host
@@ -423,77 +245,3 @@ def _spill(
             free -= share
             too_much -= share
     return on_host
-
-
-def _better_mode(decision: Decision, search: SearchConfig) -> Decision:
-    """With ids as they travel faster."""
-    if search.input_dist != "auto":
-        return decision
-    single, exact = (replace(decision, exact_counts=each) for each in (False, True))
-    return exact if exact.seconds < single.seconds * (1 - WORTH) else single
-
-
-def _fits(decision: Decision) -> bool:
-    return bool(decision.memory_W.max() <= decision.cluster.memory * GB)
-
-
-def _with_ranges(decision: Decision, evenness: float) -> Decision:
-    places = decision.places_of(FUSED)
-    fused = [decision.tables[t] for t in places]
-    ranges = balanced_ranges(
-        fused, decision.batch, decision.groups.size, decision.hot_use(), evenness
-    )
-    by_table = dict(zip(places, ranges, strict=True))
-    full = tuple(by_table.get(t, _NONE) for t in range(len(decision.tables)))
-    return replace(decision, ranges=full)
-
-
-def _better_ranges(plain: Decision) -> Decision:
-    """Ranges of equal load, if that pays and fits; else ranges between that and equal length."""
-    for evenness in (0.0, 0.5, 0.75):
-        balanced = _with_ranges(plain, evenness)
-        if balanced.seconds >= plain.seconds * (1 - RANGES_WORTH):
-            return plain
-        if _fits(balanced):
-            return balanced
-    return plain
-
-
-def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
-    """Hot rows, if that pays: as many of the most used rows as make the step shortest."""
-    places = [t for t in cold.places_of(FUSED) if not cold.on_host[t]]
-    tables = [cold.tables[t] for t in places]
-    ranking = Ranking([t for t in tables if t.can_be_hot], cold.batch)
-    if not len(ranking):
-        return cold
-    room = cold.cluster.memory * GB - float(cold.memory_W.max())
-    budget = min(search.hot.memory * MB, room)
-    # How many rows is found with rows spread evenly; where they are comes after.
-    spread = tuple(replace(table, places=None) for table in cold.tables)
-    flat = replace(cold, tables=spread, ranges=None)
-    fused = [spread[t] for t in cold.places_of(FUSED)]
-    names = [table.name for table in fused]
-
-    def seconds(rows: int) -> float:
-        counts = ranking.counts(rows)
-        hot = HotUse(np.array([counts.get(n, 0) for n in names]), search.hot.sync_every)
-        return flat.fused_step(fused, hot).seconds(cold.cluster)
-
-    least, best = flat.fused_step(fused, None).seconds(cold.cluster), 0
-    at, tried = 0.0, thresholds(tables, cold.batch)
-    for refined in (False, True):
-        for threshold in finer(tried, at) if refined else tried:
-            rows = ranking.rows(threshold, budget)
-            if rows and (found := seconds(rows)) < least * (1 - WORTH / 10):
-                least, best, at = found, rows, threshold
-        if not best:
-            return cold
-    warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)
-    if cold.ranges is not None:
-        warm = _with_ranges(warm, 0.0)
-    return warm if _fits(warm) and warm.seconds < cold.seconds * (1 - WORTH) else cold
-
-
-def _better_codecs(exact: Decision, search: SearchConfig) -> Decision:
-    options = [replace(exact, codecs=codecs) for codecs in search.allowed_codecs()]
-    return min([exact, *options], key=lambda decision: decision.seconds)

@@ -80,10 +80,10 @@ class SearchConfig:
     def allowed_codecs(self) -> list[Codecs]:
         """Returns ``codecs`` with a name replaced by what it stands for, both ways."""
         return [
-            each
-            if isinstance(each, Codecs)
-            else Codecs(forward=CodecOptions(type=each), backward=CodecOptions(type=each))
-            for each in self.codecs
+            codec
+            if isinstance(codec, Codecs)
+            else Codecs(forward=CodecOptions(type=codec), backward=CodecOptions(type=codec))
+            for codec in self.codecs
         ]
 
     def __post_init__(self) -> None:

@@ -8,8 +8,9 @@ Files, in the order the data flows:
 - ``parquet``: parquet files whose errors name the file;
 - ``prepare_options``, ``prepare``: text to parquet, with the three above (``spelling``: how
   messages spell a setting);
-- ``prepared_files``, ``prepared``: prepared data, as files and as a source of samples
-  (``access.synthetic`` is another source, ``faulty`` one with bad samples for drills);
+- ``file_names``, ``prepared_files``, ``prepared``: prepared data, as files and as a source of
+  samples (``access.synthetic`` is another source, ``faulty`` one with bad samples for drills);
+- ``summary``: shows what prepared data holds;
 - ``separate``: prepared data with its hot samples first;
 - ``split``: which samples are held out;
 - ``order``: which samples make which batch;

@@ -1,0 +1,152 @@
+"""A decision of the cost model as the sharding options that TorchRec's tools read.
+
+The cost model prices a step as a whole.  Here every table gets its share of each part of the step,
+as much as it has of the part's bytes or ids, and of fixed costs as much as any other table.  Times
+of all shards are those of all ranks: a table that is on one rank has there what it costs on others.
+Memory is that of the shard's rank; outputs of a table on ranks without a shard are in no option.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+from torchrec.distributed.planner.types import (
+    PartitionByType,
+    Perf,
+    Shard,
+    ShardingOption,
+    Storage,
+)
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+
+from fusedrec_torchrec.planner.cost.memory import (
+    buffer_bytes,
+    owner_bytes,
+    replica_bytes,
+    table_bytes_W,
+)
+from fusedrec_torchrec.planner.cost.step import HotUse, Part
+from fusedrec_torchrec.planner.enumerator import configs_of
+from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
+
+__all__ = ["decided_options"]
+
+KINDS = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "input_dist_comms")
+INPUT_DIST = ("counts", "splits", "lengths", "ids")
+BACKWARD = ("pooling_backward", "gradients", "update", "update_on_host")
+SYNC = ("hot_sync", "sync_")  # how parts begin that follow the backward pass
+WHOLE = ("table_wise", "column_wise")  # whose shards TorchRec places one by one
+MILLISECOND = 1e-3  # TorchRec's unit of time
+Floats = NDArray[np.float64]
+
+
+def decided_options(
+    decision: Decision,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    plan: ShardingPlan,
+) -> list[ShardingOption]:
+    """Returns the option of every table, with time and memory of its shards.
+
+    Args:
+        decision: that was made.
+        model: that it is for.
+        sharders: of its modules.
+        plan: that the decision became; in 2D, of one group.
+    """
+    number = {table.name: t for t, table in enumerate(decision.tables)}
+    perf = _perf(decision)
+    options = []
+    for path, module, sharder in shardable_modules(model, sharders):
+        features = {config.name: config.feature_names for config in configs_of(module)}
+        shardings = plan.plan[path]
+        for name, weight in sharder.shardable_parameters(module).items():
+            t = number[name]
+            table = decision.tables[t]
+            sharding = shardings[name]  # type: ignore[index]
+            shards = _shards(sharding, list(weight.shape), decision.groups.size)
+            for shard in shards:
+                assert shard.rank is not None
+                shard.storage = _storage(decision, t, shard.rank)
+                shard.perf = Perf(**{kind: float(ms[shard.rank]) for kind, ms in perf[t].items()})
+            by = PartitionByType.DEVICE if sharding.sharding_type in WHOLE else None
+            options.append(
+                ShardingOption(
+                    name=name,
+                    tensor=weight,
+                    module=(path, module),
+                    input_lengths=[table.pooling / table.bags] * len(features[name]),
+                    batch_size=decision.batch,
+                    sharding_type=sharding.sharding_type,
+                    partition_by=(by or PartitionByType.UNIFORM).value,
+                    compute_kernel=sharding.compute_kernel,
+                    shards=shards,
+                    is_pooled=table.pooled,
+                    feature_names=list(features[name]),
+                )
+            )
+    return options
+
+
+def _shards(sharding: ParameterSharding, shape: list[int], ranks: int) -> list[Shard]:
+    """Returns the shards of a table without their costs."""
+    spec = sharding.sharding_spec
+    if spec is None:  # data-parallel
+        return [Shard(size=shape, offset=[0, 0], rank=rank) for rank in range(ranks)]
+    return [
+        Shard(size=shard.shard_sizes, offset=shard.shard_offsets, rank=shard.placement.rank())
+        for shard in spec.shards  # type: ignore[attr-defined]
+    ]
+
+
+def _storage(decision: Decision, t: int, rank: int) -> Storage:
+    """Returns the memory that a table takes on a rank that has a shard of it."""
+    table, system, ranks = decision.tables[t], decision.systems[t], decision.groups.size
+    weights = float(table_bytes_W(table, decision.placement(t), ranks)[rank])
+    other = buffer_bytes(table, system, decision.batch, ranks)
+    if system == "table_wise":
+        other += owner_bytes(table, decision.batch, ranks)
+    hot = len(decision.hot.get(table.name, ()))
+    other += replica_bytes([table], HotUse(np.array([hot])))
+    if decision.cluster.device != "cuda":
+        return Storage(hbm=0, ddr=round(weights + other))
+    if decision.on_host[t]:
+        return Storage(hbm=round(other), ddr=round(weights))
+    return Storage(hbm=round(weights + other), ddr=0)
+
+
+def _perf(decision: Decision) -> list[dict[str, Floats]]:
+    """Returns the milliseconds of each table on each rank, by TorchRec's kinds of work."""
+    cluster = decision.cluster
+    perf = [{kind: np.zeros(decision.groups.size) for kind in KINDS} for _ in decision.tables]
+    for step, places in zip(decision.steps, decision.places_of_steps, strict=True):
+        alone = [{part.name: part for part in decision.alone(t).steps[0].parts} for t in places]
+        rates = step.rates(cluster)
+        for t in places:
+            perf[t]["fwd_compute"] += step.overhead(cluster) / len(places) / MILLISECOND
+        for part in step.parts:
+            amount_TW = np.stack(
+                [p[part.name].amount_W if part.name in p else 0 * part.amount_W for p in alone]
+            )
+            total_W = amount_TW.sum(0)
+            even = np.full_like(amount_TW, 1 / len(places))
+            shares_TW = np.divide(amount_TW, total_W, out=even, where=total_W > 0)
+            spent_TW = shares_TW * part.seconds_W(cluster, rates) / MILLISECOND
+            for t, spent_W in zip(places, spent_TW, strict=True):
+                if step.system == "table_wise":
+                    perf[t][_kind(part)][decision.owners[t]] += spent_W.sum()
+                else:
+                    perf[t][_kind(part)] += spent_W
+    return perf
+
+
+def _kind(part: Part) -> str:
+    """Returns what TorchRec calls a part of a step."""
+    backward = part.name in BACKWARD or part.name.startswith(SYNC)
+    if not part.is_collective:
+        return "bwd_compute" if backward else "fwd_compute"
+    if part.name in INPUT_DIST:
+        return "input_dist_comms"
+    return "bwd_comms" if backward else "fwd_comms"

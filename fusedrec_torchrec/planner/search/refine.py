@@ -1,0 +1,128 @@
+"""What is decided about a plan once every table has its sharding.
+
+For the fused tables: ids by single shot or exact counts, ranges of rows (``cost.row_ranges``), hot
+rows (``replicate``) and codecs.  Each is kept only if it makes the step shorter, and fits.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fusedrec_torchrec.planner.cost.cluster import GB, MB
+from fusedrec_torchrec.planner.cost.row_ranges import balanced_ranges
+from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse
+from fusedrec_torchrec.planner.search.assign import ALL_RANKS, MANY_STARTS
+from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.planner.search.replicate import Ranking, rows_to_replicate, thresholds
+from fusedrec_torchrec.planner.search.search_config import SearchConfig
+from fusedrec_torchrec.sharding.sharding_type import FUSED
+
+__all__ = ["WORTH", "better_mode", "finish", "polish"]
+
+RANGES_WORTH = 1e-2  # even ranges are easier to read
+WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
+
+
+def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
+    """Returns the plan after moves of single tables that make the step shorter.
+
+    Their price is the exact one, which knows of rows that cannot be divided.
+    """
+    if len(plain.tables) > MANY_STARTS:
+        return plain
+    best = plain
+    ranks = range(plain.groups.size)
+    improved = True
+    while improved:
+        improved = False
+        for t, options in enumerate(allowed):
+            for system in options:
+                for owner in ranks if system == "table_wise" and len(ranks) <= ALL_RANKS else [0]:
+                    systems = (*best.systems[:t], system, *best.systems[t + 1 :])
+                    owners = (*best.owners[:t], owner, *best.owners[t + 1 :])
+                    moved = replace(best, systems=systems, owners=owners)
+                    if moved.seconds < best.seconds * (1 - 1e-6) and moved.fits:
+                        best, improved = moved, True
+    return best
+
+
+def finish(plain: Decision, search: SearchConfig) -> Decision:
+    """Returns the plan with everything decided about its fused tables."""
+    if FUSED not in plain.systems:
+        return plain
+    best = better_mode(plain, search)
+    if search.row_ranges == "balanced":
+        best = _better_ranges(best)
+    if plain.groups.number == 1 and search.hot.memory:
+        best = _better_hot(best, search)
+    return _better_codecs(better_mode(best, search), search)
+
+
+def better_mode(decision: Decision, search: SearchConfig) -> Decision:
+    """Returns the plan with ids travelling in the faster of two ways."""
+    if search.input_dist != "auto":
+        return decision
+    single, exact = (replace(decision, exact_counts=exact) for exact in (False, True))
+    return exact if exact.seconds < single.seconds * (1 - WORTH) else single
+
+
+def _with_ranges(decision: Decision, evenness: float) -> Decision:
+    """Returns the plan with ranges of equal load, as far as ``evenness`` leaves room for it."""
+    places = decision.places_of(FUSED)
+    fused = [decision.tables[t] for t in places]
+    ranges = balanced_ranges(
+        fused, decision.batch, decision.groups.size, decision.hot_use(), evenness
+    )
+    by_table = dict(zip(places, ranges, strict=True))
+    full = tuple(by_table.get(t, NO_ROWS) for t in range(len(decision.tables)))
+    return replace(decision, ranges=full)
+
+
+def _better_ranges(plain: Decision) -> Decision:
+    """Returns the plan with ranges of equal load, if that pays.
+
+    If they do not fit, it takes ranges between that and equal length.
+    """
+    for evenness in (0.0, 0.5, 0.75):
+        balanced = _with_ranges(plain, evenness)
+        if balanced.seconds >= plain.seconds * (1 - RANGES_WORTH):
+            return plain
+        if balanced.fits:
+            return balanced
+    return plain
+
+
+def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
+    """Returns the plan with hot rows, if that pays."""
+    places = [t for t in cold.places_of(FUSED) if not cold.on_host[t]]
+    tables = [cold.tables[t] for t in places]
+    ranking = Ranking([t for t in tables if t.can_be_hot], cold.batch)
+    if not len(ranking):
+        return cold
+    room = cold.cluster.memory * GB - float(cold.memory_W.max())
+    budget = min(search.hot.memory * MB, room)
+    # How many rows: as if they were spread evenly; where they are comes after.
+    spread = tuple(replace(table, places=None) for table in cold.tables)
+    flat = replace(cold, tables=spread, ranges=None)
+    fused = [spread[t] for t in cold.places_of(FUSED)]
+    names = [table.name for table in fused]
+
+    def seconds(rows: int) -> float:
+        counts = ranking.counts(rows)
+        rows_T = np.array([counts.get(name, 0) for name in names])
+        hot = HotUse(rows_T, search.hot.sync_every) if rows else None
+        return flat.fused_step(fused, hot).seconds(cold.cluster)
+
+    best = rows_to_replicate(ranking, thresholds(tables, cold.batch), budget, seconds)
+    if not best:
+        return cold
+    warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)
+    if cold.ranges is not None:
+        warm = _with_ranges(warm, 0.0)
+    return warm if warm.fits and warm.seconds < cold.seconds * (1 - WORTH) else cold
+
+
+def _better_codecs(exact: Decision, search: SearchConfig) -> Decision:
+    """Returns the plan with the codecs that make the step shortest."""
+    options = [replace(exact, codecs=codecs) for codecs in search.allowed_codecs()]
+    return min([exact, *options], key=lambda decision: decision.seconds)
