@@ -16,6 +16,7 @@ from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad
 __all__ = [
     "OPTIMIZERS",
     "REPLICABLE",
+    "STATE_BYTES",
     "STATE_PREFIXES",
     "Optimizer",
     "optimizer_of",

@@ -23,7 +23,7 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 
-from fusedrec_torchrec.compat.optimizers import optimizer_of
+from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_BYTES, optimizer_of
 from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID
 from fusedrec_torchrec.planner.cost.step import fused_step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
@@ -32,21 +32,8 @@ from fusedrec_torchrec.planner.option_load import option_load
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
 
-STATE_BYTES = 4  # FBGEMM keeps optimizer state in float32
 ID_BYTES = 4  # on the wire
 ROW_ELEMENT_BYTES = 4  # rows are looked up, travel and pool as float32 unless told otherwise
-
-# Of each optimizer, how many states it keeps per element of a row, and how many per row.
-STATES: dict[EmbOptimType, tuple[int, int]] = {
-    EmbOptimType.EXACT_SGD: (0, 0),
-    EmbOptimType.EXACT_ADAGRAD: (1, 0),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: (0, 1),
-    EmbOptimType.ADAM: (2, 0),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: (1, 1),
-    EmbOptimType.LAMB: (2, 0),
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: (1, 1),
-    EmbOptimType.LARS_SGD: (1, 0),
-}
 
 
 def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, int]:
@@ -55,8 +42,8 @@ def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, 
     Two numbers, because FBGEMM keeps per-row state on the device even if the table is in host
     memory.  An optimizer we do not know counts as Adam.
     """
-    per_element, per_row = STATES.get(optimizer, STATES[EmbOptimType.ADAM])
-    return rows * dim * per_element * STATE_BYTES, rows * per_row * STATE_BYTES
+    state = OPTIMIZERS.get(optimizer, OPTIMIZERS[EmbOptimType.ADAM])
+    return rows * dim * state.per_element * STATE_BYTES, rows * state.per_row * STATE_BYTES
 
 
 class FusedPerfEstimator(ShardEstimator):
