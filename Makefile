@@ -1,6 +1,11 @@
-# Everything runs in .venv, which the first command of any kind sets up (CPU stack).
+# Everything runs in .venv, which the first command of any kind sets up (CPU stack).  STACK=1.9 takes
+# TorchRec 1.9 instead of 1.8, in .venv-1.9.
 PYTHON ?= python3.11
-VENV := .venv
+STACK ?= 1.8
+ifeq ($(filter $(STACK),1.8 1.9),)
+$(error STACK is "$(STACK)", must be 1.8 or 1.9)
+endif
+VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -24,13 +29,22 @@ help:
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
-$(READY): pyproject.toml requirements-cpu.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -r requirements-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $(READY)
+.venv/.ready: pyproject.toml requirements-common.txt requirements-cpu.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet -r requirements-cpu.txt
+	.venv/bin/python -m pip install --quiet --no-deps torchrec==1.8.0
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# So does torch 2.14, which would bring 1 GB more than it loads.
+.venv-1.9/.ready: pyproject.toml requirements-common.txt requirements-cpu-1.9.txt
+	$(PYTHON) -m venv .venv-1.9
+	.venv-1.9/bin/python -m pip install --quiet --upgrade pip
+	.venv-1.9/bin/python -m pip install --quiet -r requirements-common.txt
+	.venv-1.9/bin/python -m pip install --quiet --no-deps -r requirements-cpu-1.9.txt
+	.venv-1.9/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
 
 setup: $(READY)
 
