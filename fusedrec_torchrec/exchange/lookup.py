@@ -41,6 +41,7 @@ from torchrec.distributed.embedding_types import (
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.compat.momentum_scale import MomentumScaledRowWiseAdagrad, scale_table
 from fusedrec_torchrec.core.regroup import bucket_major, rank_major
 from fusedrec_torchrec.core.stages import stage
@@ -315,6 +316,9 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     @property
     def kernels(self) -> list[BucketKernel]:
         return list(self._emb_modules)  # type: ignore[arg-type]
+
+    def register_optim_state_tracker_fn(self, record_fn: Any) -> None:
+        refuse_tracker(t.name for config in self.grouped_configs for t in config.embedding_tables)
 
     def flush(self) -> None:
         """TorchRec calls it before a state dict is made."""

@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.hot.options import HotOptions
@@ -102,6 +103,12 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         return super().create_embedding_sharding(
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        if self.fused is not None:
+            plan = self.module_sharding_plan
+            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._sharding_type_to_sharding.values()

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.compat.id_group import ids_apart
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
@@ -98,6 +99,12 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return super().create_embedding_bag_sharding(
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        if self.fused is not None:
+            plan = self.module_sharding_plan
+            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._embedding_shardings
