@@ -9,13 +9,16 @@ VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-faults check format docs figures quality bench performance hot grid planner \
+.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults check format docs figures quality bench performance hot grid planner \
 	compression clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
 	@echo "make test      the tests (minutes)"
-	@echo "make test-all  the tests and the slow matrix"
+	@echo "make test STACK=1.9  the same with TorchRec 1.9, as every other command, in .venv-1.9"
+	@echo "make test-1.9  what matters most of it: parity, pipelines, checkpoints, planner"
+	@echo "make test-stacks  checkpoints from one TorchRec to the other and back"
+	@echo "make test-all  the tests and the slow matrix, with both"
 	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
@@ -58,8 +61,26 @@ test: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest tests/faults
 
-test-all: $(READY)
-	$(BIN)/python -m pytest
+# What CI has time for on the second stack.
+SELECTION := tests/compat \
+	tests/sharding/modules/test_ebc_parity.py tests/sharding/modules/test_ec_parity.py \
+	tests/sharding/modules/test_mixed_parity.py tests/sharding/modules/test_feature_processors.py \
+	tests/sharding/modules/test_pipelines.py tests/sharding/modules/test_state.py \
+	tests/hot/test_parity.py tests/hot/test_pipelines.py tests/hot/test_checkpoints.py \
+	tests/grid/test_pipelines.py tests/grid/test_checkpoints.py tests/grid/test_gradients.py \
+	tests/checkpoint/test_round_trips.py tests/checkpoint/test_interop.py \
+	tests/planner/test_planner.py tests/planner/test_cost_planner.py
+
+test-1.9: .venv-1.9/.ready
+	.venv-1.9/bin/python -m pytest -m "not slow" $(SELECTION)
+
+# Checkpoints from each stack to the other.
+test-stacks: .venv/.ready .venv-1.9/.ready
+	.venv/bin/python -m pytest tests/checkpoint/test_stacks.py
+
+test-all: .venv/.ready .venv-1.9/.ready
+	.venv/bin/python -m pytest
+	.venv-1.9/bin/python -m pytest --ignore tests/checkpoint/test_stacks.py
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -131,4 +152,4 @@ quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf .venv .venv-1.9 site
