@@ -9,8 +9,8 @@ VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults check format docs figures quality bench performance hot grid planner \
-	compression clean
+.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults check format docs figures quality bench \
+	performance hot grid planner compression clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
