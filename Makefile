@@ -1,16 +1,24 @@
-# Everything runs in .venv, which the first command of any kind sets up (CPU stack).
+# Everything runs in .venv, which the first command of any kind sets up (CPU stack).  STACK=1.9 takes
+# TorchRec 1.9 instead of 1.8, in .venv-1.9.
 PYTHON ?= python3.11
-VENV := .venv
+STACK ?= 1.8
+ifeq ($(filter $(STACK),1.8 1.9),)
+$(error STACK is "$(STACK)", must be 1.8 or 1.9)
+endif
+VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-faults check format docs figures quality bench performance hot grid planner \
-	compression clean
+.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults check format docs figures quality bench \
+	performance hot grid planner compression clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
 	@echo "make test      the tests (minutes)"
-	@echo "make test-all  the tests and the slow matrix"
+	@echo "make test STACK=1.9  the same with TorchRec 1.9, as every other command, in .venv-1.9"
+	@echo "make test-1.9  what matters most of it: parity, pipelines, checkpoints, planner"
+	@echo "make test-stacks  checkpoints from one TorchRec to the other and back"
+	@echo "make test-all  the tests and the slow matrix, with both"
 	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
@@ -24,13 +32,22 @@ help:
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
-$(READY): pyproject.toml requirements-cpu.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -r requirements-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-deps torchrec==1.8.0
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $(READY)
+.venv/.ready: pyproject.toml requirements-common.txt requirements-cpu.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet -r requirements-cpu.txt
+	.venv/bin/python -m pip install --quiet --no-deps torchrec==1.8.0
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# So does torch 2.14, which would bring 1 GB more than it loads.
+.venv-1.9/.ready: pyproject.toml requirements-common.txt requirements-cpu-1.9.txt
+	$(PYTHON) -m venv .venv-1.9
+	.venv-1.9/bin/python -m pip install --quiet --upgrade pip
+	.venv-1.9/bin/python -m pip install --quiet -r requirements-common.txt
+	.venv-1.9/bin/python -m pip install --quiet --no-deps -r requirements-cpu-1.9.txt
+	.venv-1.9/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
 
 setup: $(READY)
 
@@ -44,8 +61,26 @@ test: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest tests/faults
 
-test-all: $(READY)
-	$(BIN)/python -m pytest
+# What CI has time for on the second stack.
+SELECTION := tests/compat \
+	tests/sharding/modules/test_ebc_parity.py tests/sharding/modules/test_ec_parity.py \
+	tests/sharding/modules/test_mixed_parity.py tests/sharding/modules/test_feature_processors.py \
+	tests/sharding/modules/test_pipelines.py tests/sharding/modules/test_state.py \
+	tests/hot/test_parity.py tests/hot/test_pipelines.py tests/hot/test_checkpoints.py \
+	tests/grid/test_pipelines.py tests/grid/test_checkpoints.py tests/grid/test_gradients.py \
+	tests/checkpoint/test_round_trips.py tests/checkpoint/test_interop.py \
+	tests/planner/test_planner.py tests/planner/test_cost_planner.py
+
+test-1.9: .venv-1.9/.ready
+	.venv-1.9/bin/python -m pytest -m "not slow" $(SELECTION)
+
+# Checkpoints from each stack to the other.
+test-stacks: .venv/.ready .venv-1.9/.ready
+	.venv/bin/python -m pytest tests/checkpoint/test_stacks.py
+
+test-all: .venv/.ready .venv-1.9/.ready
+	.venv/bin/python -m pytest
+	.venv-1.9/bin/python -m pytest --ignore tests/checkpoint/test_stacks.py
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -117,4 +152,4 @@ quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf .venv .venv-1.9 site

@@ -42,7 +42,7 @@ def table(tables: int, ranks: int) -> Table:
         plan = planner.plan(model, fr.fused_sharders())
         seconds = time.perf_counter() - begun
         (module,) = plan.plan.values()
-        shards = sum(len(t.sharding_spec.shards) for t in module.values())  # type: ignore[attr-defined]
+        shards = sum(len(t.sharding_spec.shards) for t in module.values())
         rows.append((name, f"{seconds:.1f}", f"{shards:,}"))
     return Table("", (f"{tables} tables, {ranks} ranks", "seconds", "shards in the plan"), rows)
 

@@ -153,7 +153,7 @@ def planner_picks(workload: Workload) -> dict[str, int]:
     )
     plan = planner.plan(workload.model(), [_sharder(FUSED, workload)])
     (tables,) = plan.plan.values()
-    return dict(Counter(sharding.sharding_type for sharding in tables.values()))  # type: ignore[attr-defined]
+    return dict(Counter(sharding.sharding_type for sharding in tables.values()))
 
 
 def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:

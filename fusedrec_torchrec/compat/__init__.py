@@ -16,6 +16,7 @@
 ``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
 ``planner_stats``       abbreviations in TorchRec's planner statistics
+``model_trackers``      TorchRec's model trackers, which are refused
 ``stock_planner``       whether TorchRec's own planner asks
 ``inference_mode``      leaves it where FBGEMM has no kernels for it
 ``tensor_version``      how often a tensor was written to

@@ -118,7 +118,7 @@ class BucketOptimizer(EmbeddingFusedOptimizer):
         self._state_hooks.append(hook)
 
     @property
-    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+    def state(self) -> Mapping[Any, Any]:
         for hook in self._state_hooks:
             hook()
         return self._state
@@ -205,7 +205,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
                 )
         return self._offsets[: ids + 1]
 
-    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:
         # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
             return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))

@@ -16,7 +16,7 @@ def position_limits(module: FeatureProcessedEmbeddingBagCollection) -> dict[str,
     if isinstance(processors, FeatureProcessorsCollection):
         return dict(getattr(processors, "max_feature_lengths", {}))
     return {
-        feature: processor.position_weight.numel()  # type: ignore[operator, union-attr]
+        feature: processor.position_weight.numel()  # type: ignore[operator]
         for feature, processor in processors.items()
         if hasattr(processor, "position_weight")
     }

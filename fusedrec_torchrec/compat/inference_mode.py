@@ -34,7 +34,7 @@ def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
         with _outside():
             result = function(*args, **kwargs)
         if isinstance(result, LazyAwaitable):  # TorchRec's last operators run when it is waited for
-            result._wait_impl = outside_inference_mode(result._wait_impl)  # type: ignore[method-assign]
+            result._wait_impl = outside_inference_mode(result._wait_impl)
         return result
 
     return run

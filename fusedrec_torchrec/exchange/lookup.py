@@ -16,6 +16,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import ReceivedRows
@@ -50,6 +51,9 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     def kernels(self) -> list[BucketKernel]:
         """The kernel of each bucket."""
         return list(self._emb_modules)  # type: ignore[arg-type]
+
+    def register_optim_state_tracker_fn(self, record_fn: Any) -> None:
+        refuse_tracker(t.name for config in self.grouped_configs for t in config.embedding_tables)
 
     def flush(self) -> None:
         """Makes the tables fit to be read; TorchRec calls it before a state dict is made."""

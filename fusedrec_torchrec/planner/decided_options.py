@@ -65,7 +65,7 @@ def decided_options(
         for name, weight in sharder.shardable_parameters(module).items():
             t = number[name]
             table = decision.tables[t]
-            sharding = shardings[name]  # type: ignore[index]
+            sharding = shardings[name]
             shards = _shards(sharding, list(weight.shape), decision.groups.size)
             for shard in shards:
                 assert shard.rank is not None
@@ -97,7 +97,7 @@ def _shards(sharding: ParameterSharding, shape: list[int], ranks: int) -> list[S
         return [Shard(size=shape, offset=[0, 0], rank=rank) for rank in range(ranks)]
     return [
         Shard(size=shard.shard_sizes, offset=shard.shard_offsets, rank=shard.placement.rank())
-        for shard in spec.shards  # type: ignore[attr-defined]
+        for shard in spec.shards
     ]
 
 

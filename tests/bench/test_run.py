@@ -83,7 +83,7 @@ def test_systems_with_hot_rows(tmp_path: Path) -> None:
 
 def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="cold", batch_size=64, zipf=0.0, hot_rows=1, batches="hot")
-    suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])  # type: ignore[arg-type]
+    suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])
     document = run_suite(suite, None, tmp_path, progress=False)
     assert "need the 1 most used rows only, 512 are wanted" in document["failed"]["cold"]
 
@@ -92,7 +92,7 @@ def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
 def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="ec", module="ec", batch_size=32, tables=2, rows=30, dims=[8])
     suite = SuiteConfig(
-        **QUICK,  # type: ignore[arg-type]
+        **QUICK,
         systems=["row_wise", "data_parallel", "fused_row_wise"],
         workloads=[workload],
     )
@@ -145,7 +145,7 @@ def test_emulated_hosts_come_and_go(tmp_path: Path) -> None:
         assert "rate 200Mbit" in subprocess.run(shaped, capture_output=True, text=True).stdout
     assert namespaces() == before
     suite = SuiteConfig(
-        **QUICK,  # type: ignore[arg-type]
+        **QUICK,
         systems=["fused_row_wise"],
         workloads=[WorkloadConfig(name="far", batch_size=32, tables=2, rows=30, link="200mbit")],
     )

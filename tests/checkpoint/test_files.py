@@ -180,7 +180,7 @@ class OldMember:
         self._state = (kind, name)
 
     def __reduce__(self) -> tuple[object, tuple[object, str]]:
-        return getattr, self._state  # type: ignore[return-value]
+        return getattr, self._state
 
 
 def test_members_of_an_enumeration_and_no_other_attributes(copy: Path) -> None:

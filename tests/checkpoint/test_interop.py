@@ -141,11 +141,11 @@ def dtensor_model(case: Case) -> DistributedModelParallel:
         made.append(env)
         return env
 
-    ShardingEnv.from_process_group = with_dtensor  # type: ignore[method-assign, assignment]
+    ShardingEnv.from_process_group = with_dtensor
     try:
         return sharded(case)
     finally:
-        ShardingEnv.from_process_group = original  # type: ignore[method-assign]
+        ShardingEnv.from_process_group = original
         assert made
 
 

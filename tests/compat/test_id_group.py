@@ -21,7 +21,7 @@ def group_of_ids() -> tuple[bool, bool, list[int], bool, bool]:
     found = torch.ones(1)
     dist.all_reduce(found, group=of_half)
     assert found.item() == 2
-    timeouts = [each._get_backend(CPU).options._timeout for each in (half, of_half)]  # type: ignore[attr-defined]
+    timeouts = [each._get_backend(CPU).options._timeout for each in (half, of_half)]
     return (
         own is not world,
         own is id_group(world, CPU),

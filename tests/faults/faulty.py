@@ -19,7 +19,7 @@ def train_faulty(
     source = FaultySource(open_source(config), faults)
     path = Path(resume) if resume else None
     try:
-        training = Training(config, source, CPU, path)  # type: ignore[arg-type]
+        training = Training(config, source, CPU, path)
         result = training.run()
     except ValueError as error:
         return {"error": str(error)}

@@ -151,7 +151,7 @@ def groups_lose_nothing(case: Case) -> None:
     model = sharded(case)
     for step in range(case.steps):
         train_step(case, model, step)
-        model.sync()  # type: ignore[operator]
+        model.sync()
     fused = model.module.sparse.fused
     (shared,) = [each for each in fused.replications if each.name == "grid"]
     left = shared.state()

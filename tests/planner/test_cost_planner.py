@@ -70,11 +70,11 @@ def test_the_cost_model_decides() -> None:
     plan = planner.plan(Model(), fr.fused_sharders())
     assert set(types(plan).values()) == {FUSED}
     assert planner.decision is not None
-    table = plan.plan["bags"]["c"]  # type: ignore[index]
+    table = plan.plan["bags"]["c"]
     assert table.hot_rows is not None and ROWS["c"] - 1 in table.hot_rows.ids
     cold = SearchConfig(hot=HotSearchConfig(memory=0.0))
     plan = planned(profile=profile(), search=cold).plan(Model(), fr.fused_sharders())
-    table = plan.plan["bags"]["c"]  # type: ignore[index]
+    table = plan.plan["bags"]["c"]
     assert table.hot_rows is None
     sizes = [shard.shard_sizes[0] for shard in table.sharding_spec.shards]
     assert sum(sizes) == ROWS["c"] and sizes[0] > 1.2 * sizes[1]  # popular rows are the last ones
@@ -204,7 +204,7 @@ def test_torchrecs_own_search_works_on_what_was_decided() -> None:
     plan = planner.plan(Model(), fr.fused_sharders())
     assert "a table_wise" in seen and f"c {FUSED}" in seen and f"a {FUSED}" not in seen
     alone = planned(profile=profile(), constraints=constraints).plan(Model(), fr.fused_sharders())
-    assert plan.plan["bags"]["c"] == alone.plan["bags"]["c"]  # type: ignore[index]
+    assert plan.plan["bags"]["c"] == alone.plan["bags"]["c"]
 
 
 def plan_together(skew: float | None) -> tuple[ShardingPlan | str, Any]:
@@ -239,7 +239,7 @@ def test_selected_options_are_the_plan() -> None:
     options = {option.name: option for option in planner.get_selected_options()}
     assert {name: option.sharding_type for name, option in options.items()} == sharding
     for module in plan.plan.values():
-        for name, entry in module.items():  # type: ignore[attr-defined]
+        for name, entry in module.items():
             shards = [(shard.size, shard.offset, shard.rank) for shard in options[name].shards]
             assert shards == [
                 (shard.shard_sizes, shard.shard_offsets, shard.placement.rank())
@@ -270,7 +270,7 @@ def test_selected_options_of_torchrecs_own_search() -> None:
     plan = planner.plan(Model(), fr.fused_sharders())
     options = {option.name: option for option in planner.get_selected_options()}
     assert {name: option.sharding_type for name, option in options.items()} == types(plan)
-    entry = plan.plan["bags"]["c"]  # type: ignore[index]
+    entry = plan.plan["bags"]["c"]
     wanted = [shard.shard_sizes for shard in entry.sharding_spec.shards]
     assert [shard.size for shard in options["c"].shards] == wanted
     searched = planner.get_search_space()

@@ -72,7 +72,7 @@ def types(plan: ShardingPlan) -> dict[str, str]:
     return {
         name: sharding.sharding_type
         for module in plan.plan.values()
-        for name, sharding in module.items()  # type: ignore[attr-defined]
+        for name, sharding in module.items()
     }
 
 
@@ -207,7 +207,7 @@ def test_pooling_factors_of_constraints_count() -> None:
 def test_a_single_rank_sends_nothing() -> None:
     def comms(world_size: int) -> list[float]:
         option = options_of("c", world_size=world_size, batch_size=1000)
-        return [shard.perf.fwd_comms for shard in option.shards]  # type: ignore[union-attr]
+        return [shard.perf.fwd_comms for shard in option.shards]
 
     assert comms(1) == [0]
     # Every rank sends half of the distinct rows of the other's batch: 64 bytes each.
@@ -296,7 +296,7 @@ def test_the_stock_planner_plans_stock_tables_with_our_sharders() -> None:
     constraints = only(**dict.fromkeys([*ROWS, "s"], "table_wise"))
     stock = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
     plan = stock.plan(Model(), fr.fused_sharders()).plan
-    kinds = {p.sharding_type for tables in plan.values() for p in tables.values()}  # type: ignore[attr-defined]
+    kinds = {p.sharding_type for tables in plan.values() for p in tables.values()}
     assert kinds == {"table_wise"}
 
 
@@ -310,7 +310,7 @@ def test_kernels_of_fused_tables() -> None:
         for name in ROWS
     }
     plan = planner(device="cuda", constraints=constraints).plan(Model(), fr.fused_sharders())
-    kernels = {p.compute_kernel for p in plan.plan["bags"].values()}  # type: ignore[attr-defined]
+    kernels = {p.compute_kernel for p in plan.plan["bags"].values()}
     assert kernels == {"fused_uvm_caching"}
 
 
@@ -355,7 +355,7 @@ def test_storage_is_weights_and_optimizer_state_and_buffers(
         assert options is not None
         option = next(o for o in options if o.name == "c")
         assert all(shard.storage is not None and shard.storage.hbm == 0 for shard in option.shards)
-        return [shard.storage.ddr for shard in option.shards]  # type: ignore[union-attr]
+        return [shard.storage.ddr for shard in option.shards]
 
     element = 4 if data_type == DataType.FP32 else 2
     table = 300_000 * 16 * element + state_elements * 4

@@ -113,7 +113,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, way: str, device: str) 
     DEVICE[0] = device
     plan = plan_with(WAYS[way](), model, device)
     file, hot_set = plan_file_of(plan, RANKS, 2, device)
-    for table in plan.plan["bags"].values():  # type: ignore[attr-defined]
+    for table in plan.plan["bags"].values():
         if isinstance(table, FusedParameterSharding):
             table.input_dist = "exact_counts"  # one for all, which the file has once
     write_plan(tmp_path / "plan.yaml", file, hot_set)
@@ -164,7 +164,7 @@ tables:
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
     file, _ = read_plan(written(tmp_path, GOOD))
     plan = sharding_plan_of(file, None, Model(), fr.fused_sharders()).plan["bags"]
-    b, c = plan["b"], plan["c"]  # type: ignore[index]
+    b, c = plan["b"], plan["c"]
     assert b.ranks == [1] and [s.shard_sizes for s in b.sharding_spec.shards] == [[3, 16]]
     assert [s.shard_offsets for s in c.sharding_spec.shards] == [[0, 0], [0, 8]]
     assert str(c.sharding_spec.shards[1].placement) == "rank:1/cpu"
@@ -258,8 +258,8 @@ def test_rules_for_hot_rows_stay_and_what_has_no_place_is_refused(tmp_path: Path
     plan = plan_with(fused_row_wise(hot_rows=HotRule(top_k=5)), model)
     write_plan(tmp_path / "plan.yaml", *plan_file_of(plan, RANKS, 2, "cpu"))
     read = sharding_plan_of(*read_plan(tmp_path / "plan.yaml"), model, fr.fused_sharders())
-    assert read.plan["bags"]["a"].hot_rows == HotRule(top_k=5)  # type: ignore[index]
-    plan.plan["bags"]["a"].enforce_hbm = True  # type: ignore[index]
+    assert read.plan["bags"]["a"].hot_rows == HotRule(top_k=5)
+    plan.plan["bags"]["a"].enforce_hbm = True
     with pytest.raises(ValueError, match="sets enforce_hbm, True, which a plan file has no place"):
         plan_file_of(plan, RANKS, 2, "cpu")
 

@@ -20,7 +20,7 @@ def rates(schedule: Mapping[str, float], steps: int, run: int) -> list[float]:
     optimizer = WarmupOptimizer(wrapped, stages, lr=1.0)
     found = []
     for _ in range(run):
-        found.append(float(optimizer.param_groups[0]["lr"]))  # type: ignore[index]
+        found.append(float(optimizer.param_groups[0]["lr"]))
         parameter.grad = torch.ones(1)
         optimizer.step()
     assert parameter.item() == pytest.approx(-sum(found), rel=1e-6)  # they are really applied

@@ -23,6 +23,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from fusedrec_torchrec.compat.awaitables import parts_of_sequences
 from fusedrec_torchrec.compat.id_group import ids_apart
 from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.exchange.variable_batch import expand_sequences
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
@@ -101,6 +102,12 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         return super().create_embedding_sharding(
             sharding_type, sharding_infos, env, device, qcomm_codecs_registry
         )
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        if self.fused is not None:
+            plan = self.module_sharding_plan
+            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._sharding_type_to_sharding.values()

@@ -25,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from fusedrec_torchrec.compat.awaitables import parts_of_pooled
 from fusedrec_torchrec.compat.id_group import ids_apart
 from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
+from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
@@ -98,6 +99,12 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return super().create_embedding_bag_sharding(
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        if self.fused is not None:
+            plan = self.module_sharding_plan
+            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._embedding_shardings

@@ -80,7 +80,7 @@ def _work(
 
 
 def load(**environment: str) -> Loaded:
-    return start_loading(**environment).answer()  # type: ignore[no-any-return]
+    return start_loading(**environment).answer()
 
 
 def start_loading(**environment: str) -> Running:

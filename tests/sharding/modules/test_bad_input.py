@@ -32,7 +32,7 @@ def rebuilt(features: KeyedJaggedTensor, **changes: object) -> KeyedJaggedTensor
     if features.variable_stride_per_key():
         parts["stride_per_key_per_rank"] = features.stride_per_key_per_rank()
         parts["inverse_indices"] = features.inverse_indices()
-    return KeyedJaggedTensor(**{**parts, **changes})  # type: ignore[arg-type]
+    return KeyedJaggedTensor(**{**parts, **changes})
 
 
 def with_id(value: int) -> Spoil:

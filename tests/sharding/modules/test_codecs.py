@@ -356,7 +356,7 @@ class Thirds:
 
 
 def with_a_users_codec(case: Case) -> list[int]:
-    both: Any = QuantizedCommCodecs(forward=Thirds(), backward=Thirds())  # type: ignore[arg-type]
+    both: Any = QuantizedCommCodecs(forward=Thirds(), backward=Thirds())
     registry = {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: both}
     model = sharded_with_registry(case, registry, None)
     key = f"sparse.{prefix(case)}.a.weight"
@@ -382,7 +382,7 @@ def test_any_codec_of_a_registry_is_taken(cluster_2: Cluster) -> None:
 
 def with_nothing_to_say(case: Case) -> None:
     """One rank asks for no rows at all."""
-    both: Any = QuantizedCommCodecs(forward=Thirds(), backward=Thirds())  # type: ignore[arg-type]
+    both: Any = QuantizedCommCodecs(forward=Thirds(), backward=Thirds())
     registry = {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: both}
     model = sharded_with_registry(case, registry, None)
     train_step(case, model, 0)

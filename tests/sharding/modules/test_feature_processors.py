@@ -104,4 +104,4 @@ def test_more_ids_than_position_weights(cluster_2: Cluster) -> None:
 
 def test_stock_sharder_of_tables_is_refused() -> None:
     with pytest.raises(ValueError, match="ebc_sharder is a EmbeddingBagCollectionSharder, must be"):
-        fr.FusedFeatureProcessedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder())  # type: ignore[arg-type]
+        fr.FusedFeatureProcessedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder())

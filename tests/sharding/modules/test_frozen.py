@@ -58,7 +58,7 @@ def frozen_in_groups(case: Case) -> None:
     for step in range(3):
         outputs = model(batch(case, step, dist.get_rank()))
         torch.cat([out.flatten() for out in outputs.values()]).sum().backward()
-        model.sync()  # type: ignore[operator]
+        model.sync()
     for name, weight in frozen_weights(case, model).items():
         assert torch.equal(weight, before[name]), name
 

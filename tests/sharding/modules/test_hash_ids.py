@@ -42,7 +42,7 @@ def compare(case: Case, seed: int) -> None:
             sum(
                 (out * coefficients(case, step, rank, name, out)).sum()
                 for name, out in outputs.items()
-            ).backward()  # type: ignore[union-attr]
+            ).backward()
             results.append(outputs)
         assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
     for key, value in inside.state_dict().items():
@@ -79,7 +79,7 @@ def train_on_fixed_batches() -> dict[str, list[float]]:
             lengths=torch.ones(mine.numel(), dtype=torch.int32),
         )
         # The mean over ranks of sums, times their number, is the sum.
-        (sum(out.sum() for out in model(features).values()) * ranks).backward()  # type: ignore[union-attr]
+        (sum(out.sum() for out in model(features).values()) * ranks).backward()
     tables = {}
     for i, name in enumerate("ab"):
         whole = torch.zeros_like(initial_weight(case, i))

@@ -238,7 +238,7 @@ def two_forwards_one_backward(case: Case) -> None:
     rank = dist.get_rank()
     first, second = model(batch(case, 0, rank)), model(batch(case, 1, rank))
     loss = sum(v.sum() for v in first.values()) + sum(v.sum() for v in second.values())
-    loss.backward()  # type: ignore[union-attr]
+    loss.backward()
 
     reference = unsharded(case, "cpu")
     weights = dict(reference.named_parameters())

@@ -177,7 +177,7 @@ def test_other_files_options_or_contents_are_refused(tmp_path: Path) -> None:
         ({"max_rows": 9}, "max_rows=None, now max_rows=9"),
         ({"dense_transform": "none"}, "dense_transform='log', now dense_transform='none'"),
     ):
-        options = PrepareOptions(part_rows=200, group_rows=64, **changed)  # type: ignore[arg-type]
+        options = PrepareOptions(part_rows=200, group_rows=64, **changed)
         with pytest.raises(ValueError, match="holds data that was prepared otherwise") as caught:
             prepare([path], tmp_path / "out", options, progress=False)
         assert f"otherwise: {difference}. Choose another folder, or remove" in str(caught.value)
