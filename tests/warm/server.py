@@ -147,8 +147,11 @@ def _run(program: Program, executable: str) -> None:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     finally:
         try:
             threading._shutdown()  # type: ignore[attr-defined]
