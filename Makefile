@@ -37,8 +37,9 @@ setup: $(READY)
 demo: $(READY)
 	$(BIN)/fusedrec train --config configs/tiny.yaml --overwrite
 
+# Tests side by side, each process with ranks of its own.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # Killed ranks, full disks, hangs: all of it, a quarter of an hour.
 test-faults: $(READY)
