@@ -54,8 +54,11 @@ setup: $(READY)
 demo: $(READY)
 	$(BIN)/fusedrec train --config configs/tiny.yaml --overwrite
 
+# Tests side by side, each process with ranks of its own.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
+
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
 
 # Killed ranks, full disks, hangs: all of it, a quarter of an hour.
 test-faults: $(READY)
@@ -72,7 +75,7 @@ SELECTION := tests/compat \
 	tests/planner/test_planner.py tests/planner/test_cost_planner.py
 
 test-1.9: .venv-1.9/.ready
-	.venv-1.9/bin/python -m pytest -m "not slow" $(SELECTION)
+	.venv-1.9/bin/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(SELECTION)
 
 # Checkpoints from each stack to the other.
 test-stacks: .venv/.ready .venv-1.9/.ready

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.warm.forks import CONTEXT
+
 TIMEOUT_SECONDS = 120
-IMPORTED = ["fusedrec_torchrec", "torchrec.distributed.train_pipeline", "torchrec.models.dlrm"]
 
 
 class RankError(AssertionError):
@@ -73,9 +74,7 @@ class Cluster:
         self._pipes: list[Connection] = []
 
     def start(self) -> None:
-        method: Any = "spawn" if self._backend == "nccl" else "forkserver"
-        context = mp.get_context(method)
-        context.set_forkserver_preload(IMPORTED)
+        context: Any = mp.get_context("spawn") if self._backend == "nccl" else CONTEXT
         self._directory = tempfile.TemporaryDirectory()
         store = str(Path(self._directory.name) / "store")
         for rank in range(self.world_size):

@@ -1,6 +1,7 @@
 """Clusters of real gloo processes, one of each size per test session."""
 
 from collections.abc import Callable, Iterator
+from multiprocessing.forkserver import ensure_running
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> None:
+    """Started before a test can: whoever starts it says what it imports."""
+    ensure_running()
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,9 @@ to exist.  ``text`` blocks are output.
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,17 +52,10 @@ def test_the_documents_have_code() -> None:
 @pytest.mark.parametrize("document", having("python"), ids=lambda path: path.name)
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     script = tmp_path / "blocks.py"
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    group = {**store, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     script.write_text("\n".join(blocks(document, "python")))
-    done = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, **port, "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,  # some write files
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python(script, cwd=tmp_path, environment=group)  # some write files
     assert done.returncode == 0, done.stderr
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,21 @@ from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SYSTEMS, SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.cli.main import main
 from tests.cli.command import fusedrec
+from tests.warm import interpreter
 
 TINY = WorkloadConfig(name="tiny", batch_size=64, tables=3, rows=50, dims=[8, 4], pooling=2)
 QUICK = {"pairs": 5, "steps": 1, "warm_up": 2}
 
 
+@pytest.fixture
+def _warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter())
+
+
 def namespaces() -> set[str]:
+    """Those that this process has made."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
-    return {line.split()[0] for line in listed.stdout.splitlines() if line}
+    return set(re.findall(rf"^fusedrec{os.getpid()}\D\S*", listed.stdout, re.MULTILINE))
 
 
 @pytest.mark.slow
@@ -81,6 +90,7 @@ def test_systems_with_hot_rows(tmp_path: Path) -> None:
     assert "most asked owner / mean" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="cold", batch_size=64, zipf=0.0, hot_rows=1, batches="hot")
     suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])
@@ -103,6 +113,7 @@ def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:
     assert figures.row_bytes == figures.least_row_bytes
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 def test_the_error_of_a_rank_is_shown() -> None:
     suite = SuiteConfig(**QUICK)  # type: ignore[arg-type]
     broken = WorkloadConfig(name="broken", data="criteo", systems=["row_wise"])
@@ -114,6 +125,7 @@ def test_the_error_of_a_rank_is_shown() -> None:
         ranks.wait_until_ready()
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 def test_a_rank_that_dies_later_is_an_error_and_ends_the_others() -> None:
     suite = SuiteConfig(**QUICK)  # type: ignore[arg-type]
     with hosts(2, "") as places, Ranks("table_wise", suite, TINY, None, places) as ranks:

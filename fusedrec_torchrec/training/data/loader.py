@@ -1,11 +1,13 @@
 """Reads the batches of one rank ahead in worker processes, from any position."""
 
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +112,7 @@ class Loader:
             batch_size=None,
             num_workers=self._workers,
             prefetch_factor=2 if self._workers else None,
-            multiprocessing_context="forkserver" if self._workers else None,
+            multiprocessing_context=self._fork_server() if self._workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
             pin_memory=torch.cuda.is_available(),
         )
@@ -127,6 +129,12 @@ class Loader:
                 yield chunk.batch(place, self.features)
             number += last - skip
             skip = 0
+
+    def _fork_server(self) -> Any:
+        """Starts workers without delay, also those of each evaluation: it has their imports."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, type(self._source).__module__])
+        return context
 
     def _places(self, first: int, batches: int) -> Iterator[int]:
         """Yields the order of a chunk's batches, the first of which is number ``first``."""

@@ -4,7 +4,6 @@ A test that would crash its process, or that loads another library, runs there.
 """
 
 import logging
-import multiprocessing as mp
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tests.warm.forks import CONTEXT
+
 TIMEOUT_SECONDS = 200
-CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fusedrec_torchrec.core.native"])
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import fcntl
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.command import python
 from tests.core.native.compiler import cached, needs_operators, paused, quick_compiler
 from tests.core.native.fresh import load, start_loading
 
@@ -24,14 +24,9 @@ def test_can_be_switched_off() -> None:
 
 
 def test_without_a_compiler_torch_takes_over(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ASK],
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "CXX": "", "PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
+    environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "CXX": "", "PATH": "/nowhere"}
+    done = python("-c", ASK, environment=environment)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"
     assert done.stderr.count("the C++ operators could not be built (there is no C++ compiler") == 1
     assert "FUSEDREC_NATIVE=0 silences this" in done.stderr

@@ -1,8 +1,6 @@
 """A preparation that failed or was killed does not stand in the way of the next one."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from fusedrec_torchrec.training.data import lines as lines_module
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
-from tests.cli.command import ROOT
+from tests.cli.command import python
 from tests.training.data.criteo_text import lines, write
 from tests.training.data.test_prepare import contents
 
@@ -50,15 +48,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_child(kind: str, number: int, path: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CHILD, kind, str(number), str(path), "--output", str(output)]
-    return subprocess.run(
-        [*command, "--quiet"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return python("-c", CHILD, kind, number, path, "--output", output, "--quiet")
 
 
 def check_same(data: PreparedData, path: Path, folder: Path, options: PrepareOptions) -> None:

@@ -1,7 +1,6 @@
 """Text to parquet: the right rows, resumable, in a folder of its own."""
 
 import json
-import multiprocessing
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from tests.training.data.criteo_text import line, lines, write
+from tests.warm.forks import CONTEXT
 
 SMALL = PrepareOptions(part_rows=200, group_rows=64)
 
@@ -218,7 +218,7 @@ def prepare_elsewhere(path: Path, output: Path) -> int:
 
 def test_several_processes_prepare_one_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "a", lines(400))
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
+    with CONTEXT.Pool(3) as pool:
         results = pool.starmap(prepare_elsewhere, [(path, tmp_path / "out")] * 3)
     assert results == [400] * 3
 

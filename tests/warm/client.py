@@ -1,0 +1,45 @@
+"""Stands in for ``python``: hands its arguments to the server, and ends as the program ends.
+
+A copy of this file lies beside the server's socket.  It imports next to nothing, which is its use.
+"""
+
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+SOCKET = "socket"
+LENGTH_BYTES = 8
+
+
+def _main() -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.path.join(os.path.dirname(sys.argv[0]), SOCKET))
+
+    def forward(number: int, _: FrameType | None) -> None:
+        connection.send(bytes([number]))
+
+    environment = [f"{name}={value}" for name, value in os.environ.items()]
+    parts = [os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:], *environment]
+    message = os.fsencode("\0".join(parts))
+    socket.send_fds(connection, [len(message).to_bytes(LENGTH_BYTES, "big")], [0, 1, 2])
+    connection.sendall(message)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
+    answer = b""
+    while len(answer) < 2:
+        more = connection.recv(2 - len(answer))
+        if not more:
+            sys.exit("the server of warm programs is gone")
+        answer += more
+    by_signal, code = answer
+    if by_signal:
+        if code != signal.SIGKILL:
+            signal.signal(code, signal.SIG_DFL)
+        os.kill(os.getpid(), code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _main()
