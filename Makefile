@@ -103,6 +103,7 @@ $(VENV)/.docs: $(READY) requirements-docs.txt
 
 figures: $(READY)
 	$(BIN)/python docs/figures/data_path.py
+	$(BIN)/python docs/figures/parts.py
 
 # Without DATA, workloads on Criteo ids are left out; without root, those on emulated links.
 bench: $(READY)

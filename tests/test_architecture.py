@@ -8,11 +8,9 @@ from pathlib import Path
 import fusedrec_torchrec
 
 PACKAGE = Path(fusedrec_torchrec.__file__).parent
-# In the order of docs/architecture.md.
-PARTS = [
-    *("compat", "core", "codecs", "exchange", "access", "replicas", "hot", "sharding"),
-    *("planner", "grid", "checkpoint", "training", "bench", "cli"),
-]
+DOCUMENT = PACKAGE.parent / "docs" / "architecture.md"
+# In the order of the table of parts.
+PARTS = re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE)
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -50,7 +50,7 @@ class AllReplicatedAwaitable(InputAwaitable):
             needs_owners=False,
         )
         rows_R = torch.empty(0, dtype=torch.int32, device=self._words.device)
-        return NoWait(ReceivedRows(rows_R, nothing, batch.context.replicas))
+        return NoWait(ReceivedRows(rows_R, batch.context))
 
 
 class _Messages(Awaitable[ReceivedRows]):

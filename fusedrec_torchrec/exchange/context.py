@@ -24,8 +24,8 @@ class FusedShardingContext(SequenceShardingContext):
         bags: which received rows form which output row, per bucket.
         weights_N: weights of the ids in the order of the batch, or None.
         ids_per_bucket: how many of the ids belong to each bucket.
-        counts_out: [owner][bucket] rows this rank asked for; of the replicas last, if there are
-            rows are replicated.
+        counts_out: [owner][bucket] rows this rank asked for; of the replicas last, if any rows are
+            replicated.
         counts_in: [requester][bucket] rows this rank was asked for.
         replicas: what takes care of the batch's replicated rows; None if no rows are.
     """
@@ -51,16 +51,19 @@ class FusedShardingContext(SequenceShardingContext):
 class ReceivedRows(Multistreamable):
     """The owner's side of a batch: local rows asked for, in the order of arrival.
 
+    It knows the requester's side of the same batch, since TorchRec's own context may be of the same
+    batch sent once more: a pipeline that is attached again does that.
+
     TorchRec keeps it in its ``KJTList`` and asks it three things a KeyedJaggedTensor knows;
     the answers below mean "nothing to see".
     """
 
     rows_R: torch.Tensor
-    counts_in: list[list[int]]
-    replicas: BatchReplicas | None = None
+    context: FusedShardingContext
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.rows_R.record_stream(stream)
+        self.context.record_stream(stream)
 
     def variable_stride_per_key(self) -> bool:
         return False

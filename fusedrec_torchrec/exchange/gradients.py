@@ -21,11 +21,11 @@ class _Refuse(Function):
     """Gradients that cannot be differentiated, and say so if somebody tries."""
 
     @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
         raise RuntimeError(
             "second-order gradients through fused tables are not supported (create_graph=True): "
             "leave the embeddings out of what is differentiated twice, for example by detach()"

@@ -108,9 +108,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         finally:
             self._notes = BatchNotes()
 
-    def forward(  # type: ignore[override]
-        self, features: KeyedJaggedTensor
-    ) -> InputAwaitable:
+    def forward(self, features: KeyedJaggedTensor) -> InputAwaitable:
         """Sends the ids of a batch in canonical form."""
         notes = self._notes
         ids_per_slot = features.length_per_key()

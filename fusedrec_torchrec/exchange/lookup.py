@@ -50,7 +50,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     @property
     def kernels(self) -> list[BucketKernel]:
         """The kernel of each bucket."""
-        return list(self._emb_modules)  # type: ignore[arg-type]
+        return list(self._emb_modules)
 
     def register_optim_state_tracker_fn(self, record_fn: Any) -> None:
         refuse_tracker(t.name for config in self.grouped_configs for t in config.embedding_tables)
@@ -65,7 +65,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         self.replication.purge()
         super().purge()
 
-    def _create_embedding_kernel(  # type: ignore[override]
+    def _create_embedding_kernel(
         self,
         config: GroupedEmbeddingConfig,
         device: torch.device | None,
@@ -75,14 +75,15 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         frozen = config.embedding_tables[0].name in self._frozen
         return BucketKernel(config, pg, device, frozen)
 
-    def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:
         with stage("lookup"):
             return self._look_up(sparse_features)
 
     def _look_up(self, sparse_features: ReceivedRows) -> torch.Tensor:
-        counts = sparse_features.counts_in
-        if sparse_features.replicas is not None:
-            sparse_features.replicas.enter()
+        context = sparse_features.context
+        counts = context.counts_in
+        if context.replicas is not None:
+            context.replicas.enter()
         rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
         looked_up = self.replication.look_up(rows_per_bucket)
         if looked_up is None:
@@ -96,11 +97,11 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         ]
         return rank_major([rows_RD.view(-1) for rows_RD in looked_up], elements)
 
-    def prefetch(  # type: ignore[override]
+    def prefetch(
         self, sparse_features: ReceivedRows, forward_stream: torch.Stream | None = None
     ) -> None:
         """Brings rows of host memory into the device's cache ahead of the lookup."""
-        rows_per_bucket = bucket_major(sparse_features.rows_R, sparse_features.counts_in)
+        rows_per_bucket = bucket_major(sparse_features.rows_R, sparse_features.context.counts_in)
         for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True):
             location = kernel.emb_module.embedding_specs[0][2]
             if location == EmbeddingLocation.MANAGED_CACHING:

@@ -98,7 +98,7 @@ class HeaderAwaitable(InputAwaitable):
         )
         if any(row[OVERFLOW] for row in rows):
             return ExactAwaitable(self._exchange.pg, self._routed, self.context)
-        return NoWait(ReceivedRows(self._compact(), self.context.counts_in, self.context.replicas))
+        return NoWait(ReceivedRows(self._compact(), self.context))
 
     def _compact(self) -> torch.Tensor:
         """Returns the rows of all messages, without headers and padding."""
@@ -140,4 +140,4 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
     def _wait_impl(self) -> ReceivedRows:
         with stage("ids"):
             wait(self._work, self._pg, "ids")
-        return ReceivedRows(self._rows, self._context.counts_in, self._context.replicas)
+        return ReceivedRows(self._rows, self._context)

@@ -167,12 +167,12 @@ class _Launch(Function):
     """Forward: start sending rows.  Backward: finish receiving gradients."""
 
     @staticmethod
-    def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, flat: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:
         ctx.exchange = exchange
         return exchange.send_rows(flat, training=ctx.needs_input_grad[0])
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
         with stage("gradients"):
             return ctx.exchange.finish("gradients"), None
 
@@ -181,13 +181,13 @@ class _Wait(Function):
     """Forward: finish receiving rows.  Backward: start sending gradients."""
 
     @staticmethod
-    def forward(ctx: Any, launched: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, launched: torch.Tensor, exchange: _RowExchange) -> torch.Tensor:
         ctx.exchange = exchange
         with stage("rows"):
             return exchange.finish("rows").view_as(launched)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.exchange.send_gradients(grad)
         return grad, None  # only tells autograd that there is a gradient; _Launch has the real one
 

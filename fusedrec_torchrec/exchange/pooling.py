@@ -105,7 +105,7 @@ class _NativePool(Function):
     """All buckets, from the flat buffer into one output."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         flat: torch.Tensor,
         rows: _FlatRows,
@@ -136,9 +136,7 @@ class _NativePool(Function):
 
     @staticmethod
     @first_order
-    def backward(  # type: ignore[override]
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, bags = ctx.rows, ctx.bags
         *weights, flat = ctx.saved_tensors
         with stage("backward_pooling"):
@@ -218,7 +216,7 @@ class _Pool(Function):
     """One bucket, by torch's own operators."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         rows_UD: torch.Tensor,
         weights_N: torch.Tensor | None,
@@ -239,7 +237,7 @@ class _Pool(Function):
 
     @staticmethod
     @first_order
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_BD: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         bags: Bags = ctx.bags

@@ -95,6 +95,9 @@ class Replication:
         Ranks that have one may need an answer from this rank all the same.
         """
 
+    def forget(self) -> None:
+        """Forgets what was counted, after an error that all ranks have raised in the same step."""
+
     def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Looks up rows of each bucket whose updates are shared; None if none are."""
         return None

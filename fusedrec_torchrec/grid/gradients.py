@@ -187,7 +187,7 @@ class _LookUp(torch.autograd.Function):
     """Rows out, gradients to ``SharedUpdates``; the anchor is there to be differentiated."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         anchor: torch.Tensor,
         shared: SharedUpdates,
@@ -198,6 +198,6 @@ class _LookUp(torch.autograd.Function):
         return tuple(shared.values(rows))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
         ctx.shared.send(ctx.lookup, gradients)
         return (None,) * (3 + len(gradients))

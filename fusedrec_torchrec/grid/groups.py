@@ -71,7 +71,7 @@ class Groups:
         """
         placed, ranks = copy.deepcopy(plan), self.ranks
         for module, of_module in placed.plan.items():
-            for table, sharding in of_module.items():  # type: ignore[attr-defined]
+            for table, sharding in of_module.items():
                 if sharding.sharding_type == "data_parallel":
                     continue
                 where = f"plan of table {table!r} of module {module!r}"

@@ -124,7 +124,7 @@ class GridModelParallel(DMPCollection):
         self._device = device
         self._submodule_ctxs: list[DMPCollectionContext] = []
         self._default_ctx = DMPCollectionContext(
-            module=None,  # type: ignore[arg-type]
+            module=None,
             plan=placed,
             sharding_group_size=size,
             device_mesh=self._groups.mesh,
@@ -194,7 +194,7 @@ class _GridOptimizer(CombinedOptimizer):
         super().__init__(optimizers)
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         replicas = getattr(self._model[0], "replicas", None)
         if replicas is not None:
             replicas.finish()
@@ -210,7 +210,7 @@ def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
     tables = [
         (name, sharding)
         for of_module in plan.plan.values()
-        for name, sharding in of_module.items()  # type: ignore[attr-defined]
+        for name, sharding in of_module.items()
         if sharding.sharding_type != ShardingType.DATA_PARALLEL.value
     ]
     for name, sharding in tables:

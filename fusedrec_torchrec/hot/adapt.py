@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fusedrec_torchrec.access.heavy_hitters import HeavyHitters
-from fusedrec_torchrec.core.lost_rank import waiting
+from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.hot.index import EMPTY, HotIndex
 from fusedrec_torchrec.hot.options import AdaptOptions
@@ -17,10 +17,11 @@ __all__ = ["Adaptation", "next_home_keys"]
 
 
 class Adaptation:
-    """Follows the data.
+    """Chooses hot sets by what all ranks have counted.
 
     Args:
-        pg: the process group.
+        pg: the process group in which ids travel: counts are put together between two of their
+            messages, and must not meet anything else.
         layout: with room for the hot rows.
         options: the user's settings.
     """
@@ -33,26 +34,47 @@ class Adaptation:
         self._options = options
         self._hitters = HeavyHitters(options.counters, layout.device)
         self._batches = 0
+        self._counts: _Counts | None = None  # of all ranks, on their way
 
-    def see(self, keys_U: torch.Tensor, index: HotIndex) -> HotIndex | None:
-        """Takes a batch's unique keys; gives the hot set from this batch's successor on.
-
-        Collective in every so many calls.
+    def count(self, keys_U: torch.Tensor, index: HotIndex) -> None:
+        """Takes a batch's unique keys; every so many batches, sends counts to all ranks.
 
         Args:
             keys_U: as dedup gives them.
             index: that they were routed by.
-
-        Returns:
-            None if the hot set stays.
         """
         self._batches += 1
         if self._batches % self._options.sample == 0:
             self._hitters.add(index.homes_of(keys_U))
-        if self._batches % self._options.every:
+        if self._batches % self._options.every == 0:
+            self._counts = _Counts(self._pg, *self._hitters.content(), self._options.counters)
+            self._hitters.fade(self._options.decay)
+
+    def answer(self) -> None:
+        """Gives other ranks the counts that they may wait for, on a rank that has no batch.
+
+        If there are such ranks the step ends with an error, and if there are none nobody has
+        counted anything: so nothing changes here.
+        """
+        if (self._batches + 1) % self._options.every == 0:
+            _Counts(self._pg, *self._hitters.content(), self._options.counters)
+
+    def forget(self) -> None:
+        """Counts batches anew, as all ranks do at the same time."""
+        self._batches, self._counts = 0, None
+
+    def next_index(self, index: HotIndex) -> HotIndex | None:
+        """Returns the hot set for the next batch if it is another one.
+
+        Waits for counts that are on their way, which every rank has sent.
+
+        Args:
+            index: the hot set of the batches so far.
+        """
+        if self._counts is None:
             return None
-        keys, counts = self._of_all_ranks()
-        self._hitters.fade(self._options.decay)
+        keys, counts = self._counts.wait()
+        self._counts = None
         layout = self._layout
         starts_P1 = layout.part_starts_P1.tolist()
         parts = [k * layout.owners for k in range(len(layout.buckets))]
@@ -70,27 +92,34 @@ class Adaptation:
             return None
         return HotIndex(layout, home_keys, index.version + 1)
 
-    def answer(self) -> None:
-        """Gives other ranks the counts that they may wait for, on a rank that has no batch.
 
-        If there are such ranks the step ends with an error, and if there are none nothing was
-        counted: so nothing changes here.
-        """
-        if (self._batches + 1) % self._options.every == 0:
-            self._of_all_ranks()
+class _Counts:
+    """Keys and their counts on all ranks, on their way.
 
-    def _of_all_ranks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and their counts over all ranks, on the host."""
-        own = torch.full(
-            (2, self._options.counters), EMPTY, dtype=torch.int64, device=self._layout.device
+    Args:
+        pg: the process group.
+        keys: that this rank has counted.
+        counts: of each of them.
+        room: how many keys a rank may have.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup, keys: torch.Tensor, counts: torch.Tensor, room: int
+    ) -> None:
+        self._pg = pg
+        self._own = torch.full((2, room), EMPTY, dtype=torch.int64, device=keys.device)
+        self._own[0, : keys.numel()] = keys
+        self._own[1, : keys.numel()] = counts
+        self._everywhere = self._own.new_empty(pg.size() * self._own.numel())
+        self._work = dist.all_gather_single(
+            self._everywhere, self._own.view(-1), group=pg, async_op=True
         )
-        keys, counts = self._hitters.content()
-        own[0, : keys.numel()] = keys
-        own[1, : keys.numel()] = counts
-        everywhere = own.new_empty(self._pg.size() * own.numel())
-        with waiting(self._pg, "hot set"):
-            dist.all_gather_single(everywhere, own.view(-1), group=self._pg)
-        keys, counts = everywhere.view(-1, 2, own.size(1)).transpose(0, 1).reshape(2, -1).cpu()
+
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and their counts over all ranks, on the host."""
+        wait(self._work, self._pg, "hot set")
+        room = self._own.size(1)
+        keys, counts = self._everywhere.view(-1, 2, room).transpose(0, 1).reshape(2, -1).cpu()
         used = keys != EMPTY
         keys, inverse = torch.unique(keys[used], return_inverse=True)
         return keys, torch.zeros_like(keys).scatter_add_(0, inverse, counts[used])

@@ -45,6 +45,7 @@ class HotRows(Replication):
 
     Args:
         pg: the process group.
+        id_pg: the same ranks, where ids travel.
         layout: with room for the hot rows.
         kernels: the buckets' tables on this rank.
         index: which rows are hot to begin with.
@@ -54,6 +55,7 @@ class HotRows(Replication):
     def __init__(
         self,
         pg: dist.ProcessGroup,
+        id_pg: dist.ProcessGroup,
         layout: ExchangeLayout,
         kernels: Sequence[BucketKernel],
         index: HotIndex,
@@ -67,12 +69,14 @@ class HotRows(Replication):
         self._layout = layout
         self._kernels = kernels
         self.options = options
-        self.index: HotIndex = index
+        self._index = index
         self._replicas = [
             Replica.empty(kernel, capacity)
             for kernel, capacity in zip(kernels, layout.replica_capacity, strict=True)
         ]
-        self._adaptation = None if options.adapt is None else Adaptation(pg, layout, options.adapt)
+        self._adaptation = (
+            None if options.adapt is None else Adaptation(id_pg, layout, options.adapt)
+        )
         self.used = Used()
         self._sync = GradientSync(pg, self._replicas, options.sync_every, codec=options.codec)
         self._current = index
@@ -83,6 +87,16 @@ class HotRows(Replication):
             kernel.optimizer.register_state_hook(self.flush)
 
     name = "hot"
+
+    @property
+    def index(self) -> HotIndex:  # type: ignore[override]
+        """By which the next batch is routed; it may have to be waited for."""
+        if self._adaptation is not None:
+            index = self._adaptation.next_index(self._index)
+            if index is not None:
+                self._index = index
+                self._coming.append(index)
+        return self._index
 
     @property
     def asks_first(self) -> bool:  # type: ignore[override]
@@ -245,11 +259,12 @@ class HotRows(Replication):
             return
         if keys_U is None:
             self._adaptation.answer()
-            return
-        index = self._adaptation.see(keys_U, self.index)
-        if index is not None:
-            self.index = index
-            self._coming.append(index)
+        else:
+            self._adaptation.count(keys_U, self._index)
+
+    def forget(self) -> None:
+        if self._adaptation is not None:
+            self._adaptation.forget()
 
     def _swap(self, index: HotIndex) -> None:
         """Sends rows home that are no longer hot, and takes those that are from here on."""

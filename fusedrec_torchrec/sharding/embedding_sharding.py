@@ -121,7 +121,9 @@ class FusedEmbeddingSharding(
         if self._hot is not None:
             index = HotIndex(self.layout, self._hot.home_keys(self.layout))
             hot = self.settings.hot
-            replications.append(HotRows(self._group(), self.layout, kernels, index, hot))
+            replications.append(
+                HotRows(self._group(), self._id_group, self.layout, kernels, index, hot)
+            )
         if isinstance(self._env, ReplicatedEnv):
             replications.extend(self._env.replications(kernels))
         return replications

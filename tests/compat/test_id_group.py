@@ -1,9 +1,14 @@
 """The process group in which ids travel."""
 
+import gc
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from fusedrec_torchrec.compat.id_group import id_group
+from fusedrec_torchrec.compat.stores import FileStore
 from tests.cluster import Cluster
 
 CPU = torch.device("cpu")
@@ -29,6 +34,49 @@ def group_of_ids() -> tuple[bool, bool, list[int], bool, bool]:
         timeouts[0] == timeouts[1],
         id_group(world, torch.device("cuda")) is world,
     )
+
+
+def trained_again(path: str) -> list[float]:
+    """The default group is made several times on one store, each time with a group for ids."""
+    rank, world, sums = dist.get_rank(), dist.get_world_size(), []
+    dist.destroy_process_group()
+    store = FileStore(path, world)
+    for _ in range(3):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        assert dist.group.WORLD is not None
+        value = torch.ones(1)
+        dist.all_reduce(value, group=id_group(dist.group.WORLD, CPU))
+        sums.append(value.item())
+        dist.barrier()
+        dist.destroy_process_group()
+    return sums
+
+
+def test_a_store_can_be_used_again(tmp_path: Path) -> None:
+    cluster = Cluster(2)
+    try:
+        assert cluster.run(trained_again, str(tmp_path / "store")) == [[2.0] * 3] * 2
+    finally:
+        cluster.stop(kill=True)
+
+
+def groups_that_end() -> tuple[int, int]:
+    """Groups of this rank before and after groups with groups for ids were made and ended."""
+    world = distributed_c10d._world
+    before = len(world.pg_map)
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        id_group(group, CPU)
+        assert len(world.pg_map) == before + 2
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+    return before, len(world.pg_map)
+
+
+def test_it_ends_with_the_group_that_it_goes_with(cluster_2: Cluster) -> None:
+    for before, after in cluster_2.run(groups_that_end):
+        assert before == after
 
 
 def test_it_has_the_same_ranks_and_is_made_once(cluster_4: Cluster) -> None:

@@ -121,7 +121,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             return super().forward(*args, **kwargs)
 
     @outside_inference_mode
-    def input_dist(  # type: ignore[override]
+    def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
         self._ahead.sent(self)
@@ -157,10 +157,17 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         sequences = self._finished(ctx, super().output_dist(ctx, output))
         return self._ahead.watch_output(sequences)
 
+    def compute(self, ctx: EmbeddingCollectionContext, dist_input: KJTList) -> list[torch.Tensor]:
+        if self.fused is not None:
+            self.fused.take_context(ctx.sharding_contexts, dist_input)
+        return super().compute(ctx, dist_input)
+
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        if self.fused is not None:
+            self.fused.take_context(ctx.sharding_contexts, input)
         self._ahead.used(self)
         sequences = self._finished(ctx, super().compute_and_output_dist(ctx, input))
         return self._ahead.watch_output(sequences)
@@ -171,7 +178,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         if self.fused is None:
             return sequences
         if ctx.seq_vbe_ctx:  # expanded already, TorchRec must not do it again
-            ctx.seq_vbe_ctx[self.fused.index] = None  # type: ignore[call-overload]
+            ctx.seq_vbe_ctx[self.fused.index] = None
         features = ctx.sharding_contexts[self.fused.index].features_before_input_dist
         assert features is not None
         if features.lengths().numel():

@@ -122,7 +122,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             return super().forward(*args, **kwargs)
 
     @outside_inference_mode
-    def input_dist(  # type: ignore[override]
+    def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | TensorDict
     ) -> Awaitable[Awaitable[KJTList]]:
         self._ahead.sent(self)
@@ -162,10 +162,22 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         pooled = self._unless_empty(ctx, super().output_dist(ctx, output))
         return self._ahead.watch_output(pooled)
 
+    def take_context(self, ctx: EmbeddingBagCollectionContext, received: KJTList) -> None:
+        """Makes the context that of the batch which has arrived."""
+        if self.fused is not None:
+            self.fused.take_context(ctx.sharding_contexts, received)
+
+    def compute(
+        self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList
+    ) -> list[torch.Tensor]:
+        self.take_context(ctx, dist_input)
+        return super().compute(ctx, dist_input)
+
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
+        self.take_context(ctx, input)
         self._ahead.used(self)
         pooled = self._unless_empty(ctx, super().compute_and_output_dist(ctx, input))
         return self._ahead.watch_output(pooled)

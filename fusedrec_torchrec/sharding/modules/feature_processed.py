@@ -50,12 +50,14 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
     def compute(
         self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList
     ) -> list[torch.Tensor]:
+        self._embedding_bag_collection.take_context(ctx, dist_input)
         self._process_on_requester(ctx)
         return super().compute(ctx, dist_input)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
+        self._embedding_bag_collection.take_context(ctx, input)
         self._process_on_requester(ctx)
         return super().compute_and_output_dist(ctx, input)
 
@@ -82,6 +84,6 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
         processed = (
             self._feature_processors(features)
             if self._is_collection
-            else apply_feature_processors_to_kjt(features, self._feature_processors)  # type: ignore[arg-type]
+            else apply_feature_processors_to_kjt(features, self._feature_processors)
         )
         context.weights_N = processed.weights()

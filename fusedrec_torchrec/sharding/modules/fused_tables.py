@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.stages import stage
-from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable, Report
@@ -76,7 +77,7 @@ class FusedTables:
             device=device,
         )
         self._check_names: CheckNames | None = check_names
-        self._on_uneven = on_uneven
+        self._forget_batches = on_uneven
         self._checks: list[StockIds | LengthLimits] = []
         if processed is not None and processed.max_lengths:
             names = self.features.names
@@ -120,7 +121,7 @@ class FusedTables:
                 self._check_names = None
             reports: list[Report] = []
             try:
-                batch = self.features(features)  # type: ignore[arg-type]
+                batch = self.features(features)
             except Exception as error:  # whatever it is, other ranks must not wait for us in vain
                 text = str(error)
                 if not isinstance(error, ValueError):
@@ -139,7 +140,13 @@ class FusedTables:
         return self.features.stand_in(None), self._notes(training, end_of_data=True)
 
     def _notes(self, training: bool, **notes: Any) -> BatchNotes:
-        return BatchNotes(training=training, on_uneven=self._on_uneven, **notes)
+        return BatchNotes(training=training, on_uneven=self._forget, **notes)
+
+    def _forget(self) -> None:
+        """Forgets batches that were sent and will never be looked up, as all ranks do."""
+        self._forget_batches()
+        for replication in self.replications:
+            replication.forget()
 
     def context_of(self, awaitable: Awaitable[Any]) -> FusedShardingContext:
         """Returns the context that the fused tables' input dist made for its batch."""
@@ -147,6 +154,16 @@ class FusedTables:
         header = awaitable.awaitables[self.index]
         assert isinstance(header, InputAwaitable)
         return header.context
+
+    def take_context(self, contexts: list[Any], received: KJTList) -> None:
+        """Makes the context of the fused tables that of the batch which has arrived.
+
+        A pipeline that is attached again sends a batch once more, and then looks up what had
+        arrived before.
+        """
+        rows = received[self.index]
+        assert isinstance(rows, ReceivedRows)
+        contexts[self.index] = rows.context
 
 
 def fused_tables_of(model: nn.Module) -> list[tuple[str, FusedTables]]:

@@ -105,6 +105,43 @@ def pipelined(case: Case, name: str) -> tuple[list[torch.Tensor], list[torch.Ten
             return outputs, snapshot(model)
 
 
+def interrupted(case: Case) -> None:
+    """A pipeline is detached for an evaluation in the midst of an epoch, and attached again."""
+    device, (want, _), (_, want_states) = local_device(case), plain_loop(case), plain_loop(case)
+    model = build(case)
+    training = train_pipelines.TrainPipelineSparseDist(model, model.fused_optimizer, device)
+    iterator = batches(case)
+    outputs = [training.progress(iterator) for _ in range(3)]
+    training.detach()
+    model.eval()
+    evaluation = train_pipelines.EvalPipelineSparseDist(model, model.fused_optimizer, device)
+    held_out = batches(case)
+    for _ in range(STEPS):
+        evaluation.progress(held_out)
+    evaluation.detach()
+    model.train()
+    outputs += [training.progress(iterator) for _ in range(3, STEPS)]
+    for got, expected in zip(outputs, want, strict=True):
+        assert torch.equal(got, expected)
+    for got, expected in zip(snapshot(model), want_states, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(TABLES[:2], (6, 4)),
+        Case(TABLES, (6, 6)),  # stock tables forget the batch sizes of other ranks there
+        Case(TABLES[:2], (6, 4), vbe=True),
+        Case((Table("a", 50), Table("b", 33)), (6, 4), kind="ec"),
+        Case((Table("a", 50, hot=(0, 1, 7)), TABLES[1]), (6, 4)),
+    ],
+    ids=["ebc", "stock", "vbe", "ec", "hot"],
+)
+def test_a_pipeline_can_be_interrupted_by_an_evaluation(cluster_2: Cluster, case: Case) -> None:
+    cluster_2.run(interrupted, case)
+
+
 def compare(case: Case, name: str) -> None:
     want_outputs, want_states = plain_loop(case)
     got_outputs, got_states = pipelined(case, name)
