@@ -16,7 +16,7 @@ from statistics import mean, stdev
 import torch
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.logs import read_log

@@ -19,7 +19,7 @@ from ranks import on_ranks, one_by_one, write_into
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
-from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.separate import separate

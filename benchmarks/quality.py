@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks, one_by_one, write_into
 
-from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.loop import Training

@@ -21,7 +21,8 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.core.terminal import print_table
-from fusedrec_torchrec.training.config import TrainConfig, load_config
+from fusedrec_torchrec.training.arguments import load_config
+from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.data.loader import Loader
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions

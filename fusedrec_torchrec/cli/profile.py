@@ -12,7 +12,7 @@ from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
-from fusedrec_torchrec.training.config import load_config
+from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.data.prepare_options import ON_BAD_LINE, PrepareOptions
 from fusedrec_torchrec.training.data.spelling import as_flag

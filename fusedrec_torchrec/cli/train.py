@@ -5,8 +5,8 @@ import sys
 from typing import Any
 
 from fusedrec_torchrec.cli.settings import settings_help
-from fusedrec_torchrec.training.arguments import add_arguments
-from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig, load_config
+from fusedrec_torchrec.training.arguments import add_arguments, load_config
+from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 
 __all__ = ["add_command"]
 

@@ -1,8 +1,15 @@
-"""The arguments of a training, which are those of ``fusedrec train`` and of every rank."""
+"""The arguments of a training, which are those of ``fusedrec train`` and of every rank.
+
+Two of them say what is trained: a configuration file, and settings that override it.
+"""
 
 import argparse
+from collections.abc import Sequence
 
-__all__ = ["add_arguments"]
+from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
+from fusedrec_torchrec.training.config import TrainConfig
+
+__all__ = ["add_arguments", "load_config"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,3 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no progress bars and nothing about single steps; errors and the summary remain",
     )
+
+
+def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
+    """Reads the configuration of a run, with single settings overridden.
+
+    Raises:
+        ValueError: the file is missing, or something in it is unknown or out of range.
+    """
+    return from_mapping(TrainConfig, with_overrides(load_yaml(path), overrides), path)

@@ -1,7 +1,6 @@
 """What one training run is: the tree behind ``configs/*.yaml`` and ``fusedrec train``."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -9,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
-from fusedrec_torchrec.core.config import from_mapping, load_yaml, section, with_overrides
+from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.grid_options import GridOptions
@@ -34,7 +33,6 @@ __all__ = [
     "TableConfig",
     "TrainConfig",
     "copies_of",
-    "load_config",
 ]
 
 ShardingKind = Literal[Sharding, "auto"]
@@ -495,12 +493,3 @@ def copies_of(table: TableConfig) -> list[str]:
     if table.copies == 1:
         return [table.name]
     return [f"{table.name}_{i}" for i in range(table.copies)]
-
-
-def load_config(path: str, overrides: Sequence[str]) -> TrainConfig:
-    """Reads the configuration of a run, with single settings overridden.
-
-    Raises:
-        ValueError: the file is missing, or something in it is unknown or out of range.
-    """
-    return from_mapping(TrainConfig, with_overrides(load_yaml(path), overrides), path)

@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
-from fusedrec_torchrec.training.arguments import add_arguments
+from fusedrec_torchrec.training.arguments import add_arguments, load_config
 from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.checks import open_data
-from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig, load_config
+from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.device import check_device, device_type
 from fusedrec_torchrec.training.loop import Training
 from fusedrec_torchrec.training.process_group import init_process_group
