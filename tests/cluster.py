@@ -37,11 +37,13 @@ def _rank_main(
             "GLOO_SOCKET_IFNAME": "lo",
         }
     )
+    import gc
     import logging
 
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # no collection looks at all that was imported, which would also copy it
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -6,7 +6,6 @@ which address others reach it.
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from tests.cli.command import ROOT
+from tests.warm import interpreter
 
 LINK = "1gbit"
 DEADLINE_SECONDS = 240
@@ -49,7 +49,7 @@ class Machine:
 
     def start(self, *arguments: object) -> "Run":
         """Starts ``fusedrec`` on this machine."""
-        command = [sys.executable, "-m", "fusedrec_torchrec.cli.main", *map(str, arguments)]
+        command = [interpreter(), "-m", "fusedrec_torchrec.cli.main", *map(str, arguments)]
         # Into a file: nobody reads a pipe while the run goes on, and a full one would stop it.
         output = self.folder / f"{self.name}.txt"
         with output.open("w") as file:

@@ -146,6 +146,7 @@ def test_links_that_cannot_be_emulated_say_why(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 @pytest.mark.skipif(unavailable("1gbit") is not None, reason=str(unavailable("1gbit")))
 def test_emulated_hosts_come_and_go(tmp_path: Path) -> None:
     before = namespaces()

@@ -1,6 +1,7 @@
 """Whole runs from the command line, with real launchers and real files."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import yaml
 from tests.cli.command import ROOT, fusedrec, torchrun
 from tests.training.data.criteo_text import lines, write
 from tests.training.runs import small
+from tests.warm import interpreter
 
 
 def config(folder: Path, **changes: Any) -> Path:
@@ -109,6 +111,7 @@ def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, *arguments],
         cwd=ROOT,
+        env={**os.environ, "PYTHON_EXEC": interpreter()},  # of the ranks
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

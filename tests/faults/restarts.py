@@ -17,6 +17,7 @@ from fusedrec_torchrec.training.logs import read_log
 from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cli.command import ROOT
 from tests.training.runs import small
+from tests.warm import interpreter
 
 DEADLINE_SECONDS = 300
 
@@ -30,13 +31,15 @@ def config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(path: Path, *arguments: str, cold_ranks: bool = False) -> subprocess.Popen[str]:
+    """Cold ranks may be stopped, warm ones only killed."""
     command = [sys.executable, "-m", "fusedrec_torchrec.cli.main", "train", "--config", str(path)]
     # Into a file: nobody reads a pipe while the run goes on, and a full one would stop it.
     with (path.parent / "output.txt").open("w") as output:
         return subprocess.Popen(
             [*command, *arguments],
             cwd=ROOT,
+            env=os.environ if cold_ranks else {**os.environ, "PYTHON_EXEC": interpreter()},
             stdout=output,
             stderr=output,
             text=True,

@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_after_a_restart(tmp_path: Path) -> None:
     settings = {"steps": 600, "eval_every": 0, "checkpoint": {"every": 40, "keep": 5}}
     path = config(tmp_path / "run", launch={"max_restarts": 2}, **settings)
-    process = start(path)
+    process = start(path, cold_ranks=True)
     folder = tmp_path / "run" / "run" / "checkpoints"
     try:
         wait_until(process, lambda: len(find_checkpoints(folder)) >= 2)

@@ -6,10 +6,11 @@ would there, with arguments, environment, folder, standard streams and exit code
 what they start by ``sys.executable`` runs in the same way.
 
 What a cold start may change is not seen here: the environment at the time of imports (such as
-``PYTHONHASHSEED``), network namespaces, the process tree.  Tests of these use ``sys.executable``.
+``PYTHONHASHSEED``), the process tree, a process that is stopped.  Tests of these use
+``sys.executable``.
 
-Files: ``forks`` is the process with all imports, ``server`` forks programs from it, ``client`` is
-the stand-in.
+Files: ``forks`` is the process with all imports, ``server`` forks from it what is to become a
+``program``, ``client`` is the stand-in.
 """
 
 import atexit

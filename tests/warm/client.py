@@ -11,6 +11,20 @@ from types import FrameType
 
 SOCKET = "socket"
 LENGTH_BYTES = 8
+MOST_FILES = 250
+
+
+def _open_files(own: int) -> list[int]:
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            os.fstat(number)
+        except OSError:  # that of the listing
+            continue
+        if number != own:
+            found.append(number)
+    assert len(found) <= MOST_FILES
+    return found
 
 
 def _main() -> None:
@@ -20,10 +34,12 @@ def _main() -> None:
     def forward(number: int, _: FrameType | None) -> None:
         connection.send(bytes([number]))
 
+    files = _open_files(connection.fileno())
     environment = [f"{name}={value}" for name, value in os.environ.items()]
-    parts = [os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:], *environment]
+    numbers = ",".join(map(str, files))
+    parts = [os.getcwd(), numbers, str(len(sys.argv) - 1), *sys.argv[1:], *environment]
     message = os.fsencode("\0".join(parts))
-    socket.send_fds(connection, [len(message).to_bytes(LENGTH_BYTES, "big")], [0, 1, 2])
+    socket.send_fds(connection, [len(message).to_bytes(LENGTH_BYTES, "big")], files)
     connection.sendall(message)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)

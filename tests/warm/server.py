@@ -1,36 +1,22 @@
 """Forks programs, one for each client that connects.
 
-A client sends its arguments and standard streams, then signals for the program; it hears how the
-program ended.  A program whose client is gone is killed.
+A client sends its arguments and open files, then signals for the program; it hears how the program
+ended.  A program whose client is gone is killed.
 """
 
-import atexit
 import multiprocessing as mp
 import os
-import runpy
 import selectors
 import signal
 import socket
-import sys
-import threading
-import traceback
-from dataclasses import dataclass, field
+import struct
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from typing import Any
 
-from tests.warm.client import LENGTH_BYTES
+from tests.warm.client import LENGTH_BYTES, MOST_FILES
+from tests.warm.program import Program
 
 __all__ = ["serve"]
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a client asks for."""
-
-    folder: str
-    arguments: list[str]
-    environment: dict[str, str]
-    streams: list[int] = field(default_factory=list)
 
 
 def serve(address: str, executable: str, ready: "Connection[Any, Any]") -> None:
@@ -66,12 +52,9 @@ def serve(address: str, executable: str, ready: "Connection[Any, Any]") -> None:
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    events.close()
-                    for other in (listener, client, *pids):
-                        other.close()
-                    _run(program, executable)
-                for stream in program.streams:
-                    os.close(stream)
+                    program.run(executable)
+                for descriptor in program.files.values():
+                    os.close(descriptor)
                 pids[client] = pid
                 events.register(client, selectors.EVENT_READ, "client")
                 events.register(os.pidfd_open(pid), selectors.EVENT_READ, client)
@@ -86,7 +69,7 @@ def serve(address: str, executable: str, ready: "Connection[Any, Any]") -> None:
 
 
 def _receive(client: socket.socket) -> Program | None:
-    length, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, 3)
+    length, files, _, _ = socket.recv_fds(client, LENGTH_BYTES, MOST_FILES)
     if len(length) < LENGTH_BYTES:
         return None
     message, wanted = b"", int.from_bytes(length, "big")
@@ -95,14 +78,20 @@ def _receive(client: socket.socket) -> Program | None:
         if not more:
             return None
         message += more
-    folder, count, *rest = os.fsdecode(message).split("\0")
+    folder, numbers, count, *rest = os.fsdecode(message).split("\0")
     arguments, variables = rest[: int(count)], rest[int(count) :]
-    environment = {name: value for name, _, value in (each.partition("=") for each in variables)}
-    return Program(folder, arguments, environment, streams)
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Program(
+        client=struct.unpack("3i", credentials)[0],
+        folder=folder,
+        arguments=arguments,
+        environment={name: value for name, _, value in (v.partition("=") for v in variables)},
+        files=dict(zip(map(int, numbers.split(",")), files, strict=True)),
+    )
 
 
 def _forward(events: selectors.BaseSelector, client: socket.socket, pid: int | None) -> None:
-    """A signal for the program, or the end of its client."""
+    """Hands a signal to the program, or ends it if its client is gone."""
     if pid is None:
         return  # it has just ended
     try:
@@ -116,6 +105,7 @@ def _forward(events: selectors.BaseSelector, client: socket.socket, pid: int | N
 
 
 def _answer(events: selectors.BaseSelector, client: socket.socket, pid: int) -> None:
+    """Tells the client how its program has ended."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     try:
@@ -124,73 +114,3 @@ def _answer(events: selectors.BaseSelector, client: socket.socket, pid: int) -> 
     except (OSError, KeyError, ValueError):
         pass  # nobody listens any more
     client.close()
-
-
-def _run(program: Program, executable: str) -> None:
-    """Becomes the program; does not return."""
-    code = 1
-    try:
-        os.setsid()
-        for number, stream in enumerate(program.streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        os.chdir(program.folder)
-        os.environ.clear()
-        os.environ.update(program.environment)
-        sys.executable = executable
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout, sys.stderr = _output(1), _output(2, errors="backslashreplace")
-        _set_threads(program.environment)
-        _execute(program.arguments)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-    except BaseException as error:
-        traceback.print_exc()
-        if isinstance(error, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        try:
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
-
-
-def _output(number: int, **options: Any) -> TextIO:
-    """Lines are written at once, as ``PYTHONUNBUFFERED`` would."""
-    stream = os.fdopen(number, "w", closefd=False, **options)
-    stream.reconfigure(write_through=True)
-    return stream
-
-
-def _set_threads(environment: dict[str, str]) -> None:
-    """What a library reads from the environment when it is loaded."""
-    import torch
-
-    if "OMP_NUM_THREADS" in environment:
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-
-
-def _execute(arguments: list[str]) -> None:
-    if arguments[0] == "-u":  # all output is written at once
-        del arguments[0]
-    kind, *rest = arguments
-    folder = os.getcwd() if kind in ("-m", "-c") else os.path.dirname(os.path.abspath(kind))
-    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [folder, *filter(None, path)]
-    if kind == "-m":
-        sys.argv = rest
-        sys.modules.pop(rest[0], None)  # runs anew, as the main module
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.argv = arguments
-        runpy.run_path(kind, run_name="__main__")
