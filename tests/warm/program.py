@@ -103,7 +103,7 @@ class Program:
         sys.executable = executable
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = _output(1), _output(2, errors="backslashreplace")
-        multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
+        multiprocessing.set_start_method(None, force=True)
         multiprocessing.spawn.set_executable(executable)
         multiprocessing.resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
         multiprocessing.forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
