@@ -1,14 +1,13 @@
 """The process group in which ids travel."""
 
 import gc
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fusedrec_torchrec.compat.id_group import id_group
-from fusedrec_torchrec.compat.stores import FileStore
+from fusedrec_torchrec.compat.stores import TCPStore
 from tests.cluster import Cluster
 
 CPU = torch.device("cpu")
@@ -36,11 +35,17 @@ def group_of_ids() -> tuple[bool, bool, list[int], bool, bool]:
     )
 
 
-def trained_again(path: str) -> list[float]:
+def groups_on_one_store() -> list[float]:
     """The default group is made several times on one store, each time with a group for ids."""
     rank, world, sums = dist.get_rank(), dist.get_world_size(), []
+    port = [0]
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        port = [store.port]
+    dist.broadcast_object_list(port, 0)
+    if rank:
+        store = TCPStore("127.0.0.1", port[0], world, is_master=False, wait_for_workers=False)
     dist.destroy_process_group()
-    store = FileStore(path, world)
     for _ in range(3):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         assert dist.group.WORLD is not None
@@ -52,10 +57,10 @@ def trained_again(path: str) -> list[float]:
     return sums
 
 
-def test_a_store_can_be_used_again(tmp_path: Path) -> None:
+def test_a_store_can_be_used_again() -> None:
     cluster = Cluster(2)
     try:
-        assert cluster.run(trained_again, str(tmp_path / "store")) == [[2.0] * 3] * 2
+        assert cluster.run(groups_on_one_store) == [[2.0] * 3] * 2
     finally:
         cluster.stop(kill=True)
 
