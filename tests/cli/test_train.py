@@ -140,7 +140,8 @@ def test_interrupting_is_exit_code_130_and_leaves_no_rank(tmp_path: Path) -> Non
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "fusedrec train: stopped by SIGINT"
+    # A rank that was stopped may have left its progress bar in the middle of a line.
+    assert errors.endswith("fusedrec train: stopped by SIGINT\n")
     assert ranks and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fusedrec_torchrec.compat.id_group import id_group
-from fusedrec_torchrec.compat.stores import TCPStore
+from fusedrec_torchrec.compat.stores import PrefixStore, TCPStore
 from tests.cluster import Cluster
 
 CPU = torch.device("cpu")
@@ -35,9 +35,11 @@ def group_of_ids() -> tuple[bool, bool, list[int], bool, bool]:
     )
 
 
-def groups_on_one_store() -> list[float]:
+def groups_on_one_store() -> tuple[list[float], list[str]]:
     """The default group is made several times on one store, each time with a group for ids."""
-    rank, world, sums = dist.get_rank(), dist.get_world_size(), []
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sums: list[float] = []
+    names: list[str] = []
     port = [0]
     if rank == 0:
         store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
@@ -46,21 +48,28 @@ def groups_on_one_store() -> list[float]:
     if rank:
         store = TCPStore("127.0.0.1", port[0], world, is_master=False, wait_for_workers=False)
     dist.destroy_process_group()
-    for _ in range(3):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    for number in range(3):
+        # The default group has a name that torch gives, and must not find earlier addresses.
+        own = PrefixStore(str(number), store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
         assert dist.group.WORLD is not None
         value = torch.ones(1)
-        dist.all_reduce(value, group=id_group(dist.group.WORLD, CPU))
+        group = id_group(dist.group.WORLD, CPU)
+        dist.all_reduce(value, group=group)
         sums.append(value.item())
+        names.append(str(group.group_name))
         dist.barrier()
         dist.destroy_process_group()
-    return sums
+    return sums, names
 
 
 def test_a_store_can_be_used_again() -> None:
     cluster = Cluster(2)
     try:
-        assert cluster.run(groups_on_one_store) == [[2.0] * 3] * 2
+        (sums, names), other = cluster.run(groups_on_one_store)
+        assert sums == [2.0] * 3
+        assert other == (sums, names)
+        assert len(set(names)) == 3  # the store still has the addresses of earlier groups
     finally:
         cluster.stop(kill=True)
 

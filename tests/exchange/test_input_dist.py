@@ -72,7 +72,7 @@ def exchange(batches: list[list[list[list[int]]]], slack: float, mode: InputDist
             for sender in step
             for ids in sender
         ]
-        sizes = [n for sender_counts in received.counts_in for n in sender_counts]
+        sizes = [n for sender_counts in received.context.counts_in for n in sender_counts]
         # Every sender sends each row once; in which order is its own affair.
         assert [[sorted(part.tolist())] for part in received.rows_R.split(sizes)] == want
         assert received.rows_R.dtype == torch.int32
