@@ -1,8 +1,10 @@
 """Stands in for ``python``: hands its arguments to the server, and ends as the program ends.
 
 A copy of this file lies beside the server's socket.  It imports next to nothing, which is its use.
+It ends with the process that has started it, and so does the program.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,6 +14,7 @@ from types import FrameType
 SOCKET = "socket"
 LENGTH_BYTES = 8
 MOST_FILES = 250
+PR_SET_PDEATHSIG = 1
 
 
 def _open_files(own: int) -> list[int]:
@@ -28,6 +31,7 @@ def _open_files(own: int) -> list[int]:
 
 
 def _main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.join(os.path.dirname(sys.argv[0]), SOCKET))
 

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import fcntl
+import io
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import multiprocessing.spawn
@@ -139,6 +140,5 @@ def without_flags(arguments: list[str]) -> list[str]:
 
 def _output(number: int, **options: Any) -> TextIO:
     """Text is written at once, as with ``PYTHONUNBUFFERED``."""
-    stream = os.fdopen(number, "w", closefd=False, **options)
-    stream.reconfigure(write_through=True)
-    return stream
+    stream = os.fdopen(number, "wb", buffering=0, closefd=False)
+    return io.TextIOWrapper(stream, write_through=True, **options)  # type: ignore[type-var]

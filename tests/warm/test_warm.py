@@ -14,7 +14,7 @@ import os, sys
 print(__name__, sys.argv[1:], os.getcwd(), os.environ["WORD"], sys.stdin.read())
 print("trouble", file=sys.stderr)
 """
-WAIT = "import signal; print('waiting', flush=True); signal.pause()"
+WAIT = "import signal; print('waiting'); signal.pause()"
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -45,13 +45,14 @@ def test_how_it_ends(code: str, ends_with: int, says: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_signals_reach_it(number: int) -> None:
     process = subprocess.Popen(
-        [interpreter(), "-c", WAIT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [interpreter(), "-c", WAIT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(number)
-    assert process.stdout.read() == ""  # ends when the program, too, is gone
-    assert process.wait() == -number
+    output, errors = process.communicate()  # ends when the program, too, is gone
+    assert process.returncode == -number and output == ""
+    assert errors.endswith("KeyboardInterrupt\n") == (number == signal.SIGINT)
 
 
 def test_what_it_starts_is_warm_as_well() -> None:
