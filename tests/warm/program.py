@@ -141,4 +141,4 @@ def without_flags(arguments: list[str]) -> list[str]:
 def _output(number: int, **options: Any) -> TextIO:
     """Text is written at once, as with ``PYTHONUNBUFFERED``."""
     stream = os.fdopen(number, "wb", buffering=0, closefd=False)
-    return io.TextIOWrapper(stream, write_through=True, **options)  # type: ignore[type-var]
+    return io.TextIOWrapper(stream, write_through=True, **options)
