@@ -6,6 +6,7 @@ and the options; every rank works them out for itself.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Any
@@ -85,6 +86,7 @@ def check_agreement(
     check_same_on_all_ranks(what, facts, env.process_group, device)
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
