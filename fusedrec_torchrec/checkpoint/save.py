@@ -18,7 +18,11 @@ from fusedrec_torchrec.checkpoint.codec_state import codec_state
 from fusedrec_torchrec.checkpoint.load import CODEC_STATE, OPTIMIZER, WEIGHTS
 from fusedrec_torchrec.checkpoint.manifest import Manifest, describe, hot_set_of
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter, sync_folder
-from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks, raise_on_all_ranks
+from fusedrec_torchrec.core.all_ranks import (
+    first_problem,
+    gather_from_all_ranks,
+    raise_on_all_ranks,
+)
 from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, write_plan
 
 __all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
@@ -81,11 +85,11 @@ def save_checkpoint(
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         problem = f"checkpoint {path} could not be saved: {reason(error)}"
-    problems = [text for text in gather_from_all_ranks(problem) if text is not None]
-    if problems:
+    problem = first_problem(problem)
+    if problem is not None:
         if is_first:
             shutil.rmtree(partial, ignore_errors=True)
-        raise SaveError(problems[0])
+        raise SaveError(problem)
 
 
 def partial_folder(path: Path) -> Path:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
-from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
+from fusedrec_torchrec.core.all_ranks import first_problem, gather_from_all_ranks
 from fusedrec_torchrec.core.folder_files import open_in_folder
 
 __all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_on_all_ranks"]
@@ -160,7 +160,7 @@ def verify_on_all_ranks(folder: Path, required: bool = False) -> None:
         unread = str(error)
     except Exception as error:  # whatever it is, other ranks must hear of it
         problems.append(str(error) or type(error).__name__)
-    unread = next((text for text in gather_from_all_ranks(unread) if text is not None), None)
+    unread = first_problem(unread)
     problems = sorted({text for on_rank in gather_from_all_ranks(problems) for text in on_rank})
     if problems:
         raise ValueError(f"{folder} is damaged: {'; '.join(problems)}")

@@ -6,7 +6,13 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-__all__ = ["gather_from_all_ranks", "listed_ranks", "raise_bad_input", "raise_on_all_ranks"]
+__all__ = [
+    "first_problem",
+    "gather_from_all_ranks",
+    "listed_ranks",
+    "raise_bad_input",
+    "raise_on_all_ranks",
+]
 
 T = TypeVar("T")
 
@@ -30,6 +36,12 @@ def gather_from_all_ranks(value: T, group: dist.ProcessGroup | None = None) -> l
     return values
 
 
+def first_problem(problem: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """Returns the problem of the lowest rank that has one; all ranks must call it."""
+    problems = gather_from_all_ranks(problem, group)
+    return next((text for text in problems if text is not None), None)
+
+
 def raise_on_all_ranks(problem: str | None, group: dist.ProcessGroup | None = None) -> None:
     """Raises if any rank has a problem; all ranks must call it.
 
@@ -40,8 +52,7 @@ def raise_on_all_ranks(problem: str | None, group: dist.ProcessGroup | None = No
     Raises:
         ValueError: with the problem of the lowest rank that has one.
     """
-    problems = gather_from_all_ranks(problem, group)
-    first = next((text for text in problems if text is not None), None)
+    first = first_problem(problem, group)
     if first is not None:
         raise ValueError(first)
 

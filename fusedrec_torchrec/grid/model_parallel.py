@@ -12,20 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingModule
-from torchrec.distributed.model_parallel import (
-    DataParallelWrapper,
-    DistributedModelParallel,
-    DMPCollection,
-)
+from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.planner.types import Topology
 from torchrec.distributed.types import (
-    DMPCollectionContext,
     ModuleSharder,
     ShardingPlan,
     ShardingType,
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
+from fusedrec_torchrec.compat.dmp_collection import AnyDeviceDMPCollection
 from fusedrec_torchrec.compat.momentum_scale import (
     resolve_parameters,
     resolve_sharder,
@@ -50,7 +46,7 @@ KERNELS = [
 ]
 
 
-class GridModelParallel(DMPCollection):
+class GridModelParallel(AnyDeviceDMPCollection):
     """``DistributedModelParallel`` over groups of ranks.
 
     Call ``sync()`` after every training step; TorchRec's ``TrainPipelineSparseDist`` does it by
@@ -120,20 +116,7 @@ class GridModelParallel(DMPCollection):
             node_group_size=ranks_per_host,
             use_inter_host_allreduce=grid.layout == "groups_adjacent",
         )
-        # What DMPCollection's methods use; its constructor would insist on CUDA.
-        self._device = device
-        self._submodule_ctxs: list[DMPCollectionContext] = []
-        self._default_ctx = DMPCollectionContext(
-            module=None,
-            plan=placed,
-            sharding_group_size=size,
-            device_mesh=self._groups.mesh,
-            sharding_pg=self._groups.sharding_pg,
-            replica_pg=self._groups.replica_pg,
-        )
-        self._ctxs = [self._default_ctx]
-        DistributedModelParallel.__init__(
-            self,
+        super().__init__(
             module,
             env,
             device,

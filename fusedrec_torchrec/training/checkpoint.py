@@ -27,7 +27,7 @@ from fusedrec_torchrec.checkpoint.save import (
     reason,
     write_checkpoint,
 )
-from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
+from fusedrec_torchrec.core.all_ranks import first_problem
 from fusedrec_torchrec.core.terminal import human_bytes
 from fusedrec_torchrec.training.run_state import RUN_STATE, RunState, find_checkpoints
 
@@ -121,14 +121,14 @@ class Checkpointer:
             SaveError: it is not; on all ranks.
         """
         self._finish()
-        problems = [p for p in gather_from_all_ranks(self._problem, self._group) if p is not None]
+        problem = first_problem(self._problem, self._group)
         self._problem = None
-        if not problems:
+        if problem is None:
             return
         self.failed += 1
         left = find_checkpoints(self._folder)
         last = f"the last complete one is {left[-1]}" if left else "there is no complete one"
-        text = f"{problems[0]}; {last}"
+        text = f"{problem}; {last}"
         if self._stop_on_error:
             raise SaveError(text)
         if dist.get_rank() == 0:
