@@ -78,11 +78,11 @@ def _is_self(node: ast.expr) -> bool:
 def reached_names() -> Iterator[tuple[Path, int, str]]:
     """Yields file, line and private name of what is reached otherwise: of others' objects.
 
-    Names that the package defines itself are left out.
+    Names that the file itself defines are left out.
     """
-    trees = {file: ast.parse(file.read_text()) for file in sorted(FOLDER.rglob("*.py"))}
-    own = {name for tree in trees.values() for name in _defined(tree)}
-    for file, tree in trees.items():
+    for file in sorted(FOLDER.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        own = set(_defined(tree))
         for node in ast.walk(tree):
             for name in _reached(node):
                 if name not in own:
@@ -103,6 +103,10 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 def _reached(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and is_private(node.attr) and not _is_self(node.value):
         yield node.attr
+    elif isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+        ours = [name for name in modules if name.partition(".")[0] in LIBRARIES]
+        yield from (part for name in ours for part in name.split(".") if is_private(part))
     elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
         yield from (part for part in (node.module or "").split(".") if is_private(part))
         yield from (alias.name for alias in node.names if is_private(alias.name))

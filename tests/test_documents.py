@@ -154,13 +154,17 @@ def test_the_readme_shows_what_the_demo_prints(workplace: Path) -> None:
 
 
 def test_figures_and_generated_pages_are_up_to_date(tmp_path: Path) -> None:
-    for script, target in (("figures/data_path.py", "data_path.svg"), ("configuration.py", "c.md")):
+    figures = ("data_path", "parts")
+    scripts = [(f"figures/{figure}.py", f"{figure}.svg") for figure in figures]
+    for script, target in (*scripts, ("configuration.py", "c.md")):
         done = python(ROOT / "docs" / script, tmp_path / target)
         assert done.returncode == 0, done.stderr
-    svg = (tmp_path / "data_path.svg").read_text()
-    committed = (ROOT / "docs" / "figures" / "data_path.svg").read_text()
-    # Another matplotlib may draw the letters a little differently.
-    assert re.findall("<!-- (.*) -->", svg) == re.findall("<!-- (.*) -->", committed)
+    for figure in figures:
+        drawn = (tmp_path / f"{figure}.svg").read_text()
+        committed = (ROOT / "docs" / "figures" / f"{figure}.svg").read_text()
+        # Another matplotlib may draw the letters a little differently.
+        assert re.findall("<!-- (.*) -->", drawn) == re.findall("<!-- (.*) -->", committed)
+        assert drawn.count("<use") == committed.count("<use")  # dots of imports, letters
     assert (tmp_path / "c.md").read_text() == (ROOT / "docs" / "configuration.md").read_text()
 
 

@@ -17,7 +17,8 @@ SCRIPT = """
 import json, sys
 import fusedrec_torchrec as fr
 before = sorted(sys.modules)
-fr.FusedShardingPlanner, fr.GridModelParallel, fr.fused_sharders, fr.load_checkpoint
+for name in fr.__all__:
+    getattr(fr, name)
 print(json.dumps({"before": before, "after": sorted(sys.modules)}))
 """
 

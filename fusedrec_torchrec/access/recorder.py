@@ -46,7 +46,7 @@ class Recorder:
         )
 
     def profile(self, of_samples: int = 0) -> AccessProfile:
-        """What was counted.
+        """Returns what was counted.
 
         Args:
             of_samples: how many samples there are, counted or not.

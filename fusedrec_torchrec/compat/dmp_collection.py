@@ -20,8 +20,9 @@ class AnyDeviceDMPCollection(DMPCollection):
     """A ``DMPCollection`` made without its constructor, which insists on CUDA.
 
     The constructor makes process groups and a plan, and then calls that of
-    ``DistributedModelParallel``.  Here both are given.  What else it sets is set here, for the
-    methods of ``DMPCollection`` that are not overridden.
+    ``DistributedModelParallel``.  Here both are given.  The contexts that it keeps are kept here,
+    too.  Its all-reduce hook is not: whoever derives from this overrides ``sync`` and
+    ``set_all_reduce_hook``, the methods that lead to it.
 
     Args:
         module: the model.

@@ -255,6 +255,14 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_grouped_embedding_configs",
     ),
     *_of(
+        "torchrec.distributed.sharding.cw_sharding.BaseCwEmbeddingSharding",
+        "_pg",
+    ),
+    *_of(
+        "torchrec.distributed.sharding.grid_sharding.BaseGridEmbeddingSharding",
+        "_pg",
+    ),
+    *_of(
         "torchrec.distributed.sharding.rw_sharding.BaseRwEmbeddingSharding",
         "_device",
         "_env",
@@ -263,6 +271,14 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_pg",
         "_rank",
         _shard=("self", "sharding_infos"),
+    ),
+    *_of(
+        "torchrec.distributed.sharding.tw_sharding.BaseTwEmbeddingSharding",
+        "_pg",
+    ),
+    *_of(
+        "torchrec.distributed.sharding.twrw_sharding.BaseTwRwEmbeddingSharding",
+        "_pg",
     ),
     *_of(
         "torchrec.distributed.train_pipeline.utils",

@@ -24,7 +24,7 @@ def bucket_major(flat: torch.Tensor, sizes: list[list[int]]) -> list[torch.Tenso
 
 
 def rank_major(per_bucket: list[torch.Tensor], sizes: list[list[int]]) -> torch.Tensor:
-    """The inverse of ``bucket_major``: one flat buffer, pieces in the order (rank, bucket)."""
+    """Undoes ``bucket_major``: one flat buffer, pieces in the order (rank, bucket)."""
     if len(per_bucket) == 1:
         return per_bucket[0]
     pieces = [flat.split([row[k] for row in sizes]) for k, flat in enumerate(per_bucket)]

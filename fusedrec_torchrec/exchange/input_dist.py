@@ -58,7 +58,7 @@ __all__ = ["FusedInputDist"]
 
 
 class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
-    """Requester side up to the owner's received rows.
+    """Takes batches and sends their ids, up to the rows that owners have received.
 
     Args:
         pg: the ranks that tables are sharded over.

@@ -29,7 +29,7 @@ Replicate = Callable[[Sequence[BucketKernel]], Sequence[Replication]]
 
 
 class FusedLookup(GroupedPooledEmbeddingsLookup):
-    """Local rows in the order of arrival to a flat buffer of rows in the same order.
+    """Looks up local rows in the order of arrival, into a flat buffer of rows in that order.
 
     Args:
         frozen: names of tables that are looked up, but not trained.

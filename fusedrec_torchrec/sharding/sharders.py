@@ -98,11 +98,11 @@ class _FusedTableSharder(_FusedTypeMixin):
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
-        """As planners understand them."""
+        """The settings of FBGEMM's tables as planners understand them."""
         return without_scale(self._fused_params)  # type: ignore[attr-defined]
 
     def _resolved(self, module: nn.Module, env: ShardingEnv) -> dict[str, Any] | None:
-        """As FBGEMM understands them; the optimizers of the module's parameters, too."""
+        """Returns the settings as FBGEMM understands them, and resolves the module's optimizers."""
         groups = env.num_sharding_groups() if isinstance(env, ShardingEnv2D) else 1
         resolve_parameters(module, groups)
         return resolve_fused_params(self._fused_params, groups)  # type: ignore[attr-defined]

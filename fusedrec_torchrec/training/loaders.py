@@ -27,10 +27,10 @@ def train_loader(
     """Batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
 
-    def loader(part: tuple[int, int], hot: HotFirst | None = None) -> Loader:
+    def loader(span: tuple[int, int], hot: HotFirst | None = None) -> Loader:
         return Loader(
             source,
-            part,
+            span,
             batch_size=config.data.batch_size,
             lanes=config.data.lanes,
             rank=rank,
@@ -43,21 +43,21 @@ def train_loader(
             check=batch_check(source, hashed),
         )
 
-    part = split(source, config.data.held_out)[0]
+    span = split(source, config.data.held_out)[0]
     order = config.data.hot_batches.order
     if order == "mixed":
-        return loader(part)
+        return loader(span)
     assert config.sharding.hot.hot_set is not None
     hot_set = HotSet.load(config.sharding.hot.hot_set)
     if order == "stream":
-        return loader(part, HotFirst(hot_set, rates))
+        return loader(span, HotFirst(hot_set, rates))
     # What does not fill a hot batch goes with the cold ones.
     hot = hot_samples(config, source) // config.data.batch_size * config.data.batch_size
-    return SeparatedLoader(loader((part[0], hot)), loader((part[0] + hot, part[1] - hot)), rates)
+    return SeparatedLoader(loader((span[0], hot)), loader((span[0] + hot, span[1] - hot)), rates)
 
 
 def first_rates(config: TrainConfig) -> Rates:
-    """How hot and cold batches alternate when training begins."""
+    """Returns how hot and cold batches alternate when training begins."""
     hot = config.data.hot_batches
     return Rates(hot.adaptive, [(0, hot.rate)])
 
@@ -84,7 +84,7 @@ def eval_loader(
 
 
 def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
-    """What batches must be like; ids of tables where they are hashed may be anything."""
+    """Returns the check of batches; ids of tables where they are hashed may be anything."""
     return BatchCheck(
         {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
     )

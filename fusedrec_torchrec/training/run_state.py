@@ -45,13 +45,14 @@ class RunState:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, the latest last."""
-    found = [p for p in folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name)]
-    return sorted((p for p in found if (p / RUN_STATE).is_file()), key=lambda p: int(p.name[5:]))
+    """Returns the complete checkpoints in a folder, the latest last."""
+    named = [p for p in folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name)]
+    return sorted((p for p in named if (p / RUN_STATE).is_file()), key=lambda p: int(p.name[5:]))
 
 
 def read_run_state(path: Path) -> RunState:
-    """
+    """Reads the state of a run from one of its checkpoints.
+
     Raises:
         ValueError: no checkpoint there, or a damaged one, or of another version.
     """
@@ -72,7 +73,7 @@ def read_run_state(path: Path) -> RunState:
 
 
 def _are_rates(rates: Mapping[str, Any]) -> bool:
-    """Whether some batches follow each other at these rates: none is 0, the first is there."""
+    """Returns whether hot and cold batches can alternate at these rates."""
     changes, losses = rates.get("changes"), rates.get("losses")
     return (
         isinstance(changes, list)

@@ -23,7 +23,7 @@ __all__ = [
 # and inverse (4 + 4), row number before and after ordering by bag (4 + 4).
 BATCH_BYTES_PER_ID = 40
 STOCK_BYTES_PER_ID = 24  # the id before, on the way and at its rank
-HOT_INDEX_BYTES = 16  # of a hot row: a key and a slot, in a hash table half full
+HOT_INDEX_BYTES = 16  # of a hot row: a key and a place, in a hash table half full
 Floats = NDArray[np.float64]
 
 

@@ -24,7 +24,7 @@ update              an owner applies what W ranks sent
 
 with hot rows       U is of the other rows, and
 hot_lookup          n ids are looked for among the hot rows
-hot_sync            H distinct hot rows of a batch go to W - 1 ranks, with their slots; or all hot
+hot_sync            H distinct hot rows of a batch go to W - 1 ranks, with their places; or all hot
                     rows are summed by an all-reduce, 2 (W - 1) / W, if that is fewer bytes.  Every
                     k steps, H is of k batches
 
@@ -163,7 +163,7 @@ class Part:
         """Returns how long each rank takes in a step."""
         exposed = self.times * (1 - cluster.hidden if self.can_hide else 1.0)
         if self.is_collective:
-            base, slope = self._line(cluster)
+            base, slope = self.line(cluster)
             return (base + slope * self.amount_W) * exposed
         unit = GB if self.kind in ("lookup", "pooling", "host_lookup") else 1e6
         rate = cluster.host_lookup if self.kind == "host_lookup" else getattr(rates, self.kind)
@@ -173,7 +173,7 @@ class Part:
         """Returns how long the busiest rank takes."""
         return float(self.seconds_W(cluster, rates).max(initial=0.0))
 
-    def _line(self, cluster: ClusterConfig) -> tuple[float, float]:
+    def line(self, cluster: ClusterConfig) -> tuple[float, float]:
         """Returns the seconds without data, and those for each byte that a rank sends."""
         if self.kind == "all_reduce":
             base = cluster.all_reduce(0.0, self.ranks, self.local)

@@ -98,7 +98,7 @@ class Prices:
                 prices.append(known[key])
             self.of_tables[system] = np.array(prices)
         step = stock_step(TABLE_WISE, [nothing], batch, self.ranks).in_groups(groups)
-        self._wire = next(p for p in step.parts if p.name == "rows")._line(cluster)[1]
+        self._wire = next(p for p in step.parts if p.name == "rows").line(cluster)[1]
         self._lookup = 2 * self.ranks / (cluster.rates(TABLE_WISE).lookup * 1e9)
         self.loads_KT = np.array(
             [
