@@ -11,6 +11,7 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +32,7 @@ def modules() -> list[ModuleType]:
     return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
 
 
+@cache
 def inherited_names() -> dict[tuple[str, str], str]:
     """Returns (class of theirs, private name) -> class of ours that uses it through ``self``."""
     uses = {}
@@ -50,13 +52,16 @@ def inherited_names() -> dict[tuple[str, str], str]:
 
 def defines(owner: type, name: str) -> bool:
     """Returns whether a class has an attribute, or its methods set one of that name."""
-    if name in vars(owner):
-        return True
+    return name in vars(owner) or name in _set_by(owner)
+
+
+@cache
+def _set_by(owner: type) -> set[str]:
+    """Returns the names of attributes that the methods of a class mention."""
     try:
-        source = inspect.getsource(owner)
+        return set(re.findall(r"self\.(\w+)", inspect.getsource(owner)))
     except (OSError, TypeError):  # a class of an extension
-        return False
-    return re.search(rf"self\.{name}\b", source) is not None
+        return set()
 
 
 def _names_of_self(ours: type) -> set[str]:
