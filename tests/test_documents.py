@@ -124,7 +124,9 @@ def test_commands_run(
     if any(word.startswith("launch.rendezvous=") for word in words):
         launched: list[LaunchConfig] = []
         with pytest.MonkeyPatch.context() as patch:  # other machines would be needed from here on
-            patch.setattr("fusedrec_torchrec.cli.train.launch", lambda c, _: launched.append(c))
+            patch.setattr(
+                "fusedrec_torchrec.training.launch.launch", lambda c, _: launched.append(c)
+            )
             assert main(words[1:]) == 0
         assert [launch.rendezvous for launch in launched] == ["first-machine:29500"]
         return
