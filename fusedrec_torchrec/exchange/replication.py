@@ -18,7 +18,7 @@ __all__ = ["BatchReplicas", "ReplicaIndex", "Replication", "Replications"]
 
 
 class ReplicaIndex(Protocol):
-    """From the key of a row to the key of its replica on this rank."""
+    """Turns the key of a row into the key of its replica on this rank."""
 
     table: torch.Tensor | None
     """The same as a hash table for the C++ operator; None where it is not used."""
@@ -76,7 +76,7 @@ class Replication:
     """What the state of this replication is called in checkpoints."""
 
     index: ReplicaIndex | None = None
-    """By which the next batch is routed; None if no keys are answered by replicas."""
+    """The index that routes the next batch; None if no keys are answered by replicas."""
 
     asks_first = False
     """Whether ranks ask each other first if a batch needs any owner at all."""
@@ -135,7 +135,7 @@ class Replications:
 
     @property
     def index(self) -> ReplicaIndex | None:
-        """By which the next batch is routed; None if no keys are answered by replicas."""
+        """The index that routes the next batch; None if no keys are answered by replicas."""
         return self._answers.index
 
     @property

@@ -90,7 +90,7 @@ class HotRows(Replication):
 
     @property
     def index(self) -> HotIndex:  # type: ignore[override]
-        """By which the next batch is routed; it may have to be waited for."""
+        """The index that routes the next batch; it may have to be waited for."""
         if self._adaptation is not None:
             index = self._adaptation.next_index(self._index)
             if index is not None:
