@@ -29,8 +29,10 @@ __all__ = [
     "SaveError",
     "ThresholdOptions",
     "ThresholdedDataParallel",
+    "fused_column_wise",
     "fused_row_wise",
     "fused_sharders",
+    "fused_table_wise",
     "load_checkpoint",
     "reconcile",
     "save_checkpoint",
@@ -59,8 +61,10 @@ _DEFINED_IN = {
     "SaveError": "checkpoint.save",
     "ThresholdOptions": "codecs.threshold_options",
     "ThresholdedDataParallel": "codecs.dense_gradients",
+    "fused_column_wise": "sharding.plan_entries",
     "fused_row_wise": "sharding.plan_entries",
     "fused_sharders": "sharding.sharders",
+    "fused_table_wise": "sharding.plan_entries",
     "load_checkpoint": "checkpoint.load",
     "reconcile": "hot.rows",
     "save_checkpoint": "checkpoint.save",
@@ -81,7 +85,12 @@ if TYPE_CHECKING:
     from fusedrec_torchrec.hot.rows import reconcile
     from fusedrec_torchrec.planner.planner import FusedShardingPlanner
     from fusedrec_torchrec.sharding.grid_options import GridOptions
-    from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise
+    from fusedrec_torchrec.sharding.plan_entries import (
+        GridShardingPlan,
+        fused_column_wise,
+        fused_row_wise,
+        fused_table_wise,
+    )
     from fusedrec_torchrec.sharding.sharders import (
         FusedEmbeddingBagCollectionSharder,
         FusedEmbeddingCollectionSharder,

@@ -1,4 +1,4 @@
-"""``fused_row_wise()`` for hand-written plans, next to TorchRec's ``row_wise()`` and others."""
+"""``fused_row_wise()`` and others for hand-written plans, next to TorchRec's ``row_wise()``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +26,16 @@ from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.compat.placement import RemoteDevice
 from fusedrec_torchrec.exchange.options import InputDist
 from fusedrec_torchrec.hot.options import HotRule
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, FUSED_TABLE_WISE
 
-__all__ = ["FusedParameterSharding", "GridShardingPlan", "fused_row_wise", "remote_devices"]
+__all__ = [
+    "FusedParameterSharding",
+    "GridShardingPlan",
+    "fused_column_wise",
+    "fused_row_wise",
+    "fused_table_wise",
+    "remote_devices",
+]
 
 
 @dataclass
@@ -134,6 +141,88 @@ def fused_row_wise(
                         remote_devices(device_type, world_size, local_size),
                         strict=True,
                     )
+                ]
+            ),
+        )
+
+    return generate
+
+
+def fused_table_wise(
+    rank: int,
+    compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
+    input_dist: InputDist | None = None,
+    codecs: Codecs | None = None,
+) -> ParameterShardingGenerator:
+    """Makes a generator for TorchRec's ``construct_module_sharding_plan``: a table on one rank.
+
+    The rank pools, so that one row for each distinct bag of a batch travels.  For pooled tables only.
+
+    Args:
+        rank: that has the table.
+        compute_kernel, input_dist, codecs: as for ``fused_row_wise``.
+    """
+    return _whole_rows(FUSED_TABLE_WISE, [rank], compute_kernel, input_dist, codecs)
+
+
+def fused_column_wise(
+    ranks: Sequence[int],
+    compute_kernel: str = EmbeddingComputeKernel.FUSED.value,
+    input_dist: InputDist | None = None,
+    codecs: Codecs | None = None,
+) -> ParameterShardingGenerator:
+    """Makes a generator for TorchRec's ``construct_module_sharding_plan``: columns on some ranks.
+
+    Every one of the ranks pools its columns of a bag.  For pooled tables only.
+
+    Args:
+        ranks: that have equally many columns each, in the order of the columns.
+        compute_kernel, input_dist, codecs: as for ``fused_row_wise``.
+    """
+    return _whole_rows(FUSED_COLUMN_WISE, list(ranks), compute_kernel, input_dist, codecs)
+
+
+def _whole_rows(
+    sharding_type: str,
+    ranks: list[int],
+    compute_kernel: str,
+    input_dist: InputDist | None,
+    codecs: Codecs | None,
+) -> ParameterShardingGenerator:
+    def generate(
+        param: nn.Parameter,
+        local_size: int,
+        world_size: int,
+        device_type: str,
+        sharder: ModuleSharder[nn.Module],
+    ) -> ParameterSharding:
+        rows, dim = param.shape
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
+            raise ValueError(
+                f"ranks of a {sharding_type} table are {ranks}, must be different ones in "
+                f"[0, {world_size})"
+            )
+        columns = dim // len(ranks)
+        if columns * len(ranks) != dim or columns % 4:
+            raise ValueError(
+                f"{dim} columns of a {sharding_type} table are to be split over {len(ranks)} "
+                "ranks, each must get the same number, a multiple of 4"
+            )
+        devices = remote_devices(device_type, world_size, local_size)
+        return FusedParameterSharding(
+            input_dist=input_dist,
+            codecs=codecs,
+            sharding_type=sharding_type,
+            compute_kernel=compute_kernel,
+            ranks=list(ranks),
+            sharding_spec=EnumerableShardingSpec(
+                [
+                    ShardMetadata(
+                        shard_offsets=[0, i * columns],
+                        shard_sizes=[rows, columns],
+                        placement=devices[rank],
+                    )
+                    for i, rank in enumerate(ranks)
                 ]
             ),
         )

@@ -1,16 +1,36 @@
-"""The sharding type this package adds to TorchRec.
+"""The sharding types this package adds to TorchRec.
 
 TorchRec's own ``ShardingType`` is an Enum with members and cannot be extended; plans and
-``DistributedModelParallel`` take any string, so the name lives in an Enum of its own.
+``DistributedModelParallel`` take any string, so the names live in an Enum of their own.
+
+They differ in where a table lives, and so in where its bags are pooled.  All fused tables of a module
+share one exchange, whatever their types.
 """
 
 from enum import Enum, unique
 from typing import Literal, get_args
 
-__all__ = ["FUSED", "SHARDINGS", "FusedShardingType", "Sharding"]
+__all__ = [
+    "FUSED",
+    "FUSED_COLUMN_WISE",
+    "FUSED_TABLE_WISE",
+    "FUSED_TYPES",
+    "OWNER_POOLED",
+    "SHARDINGS",
+    "FusedShardingType",
+    "Sharding",
+]
 
 # What configuration files and the command can say about the sharding of a table.
-Sharding = Literal["fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel"]
+Sharding = Literal[
+    "fused_row_wise",
+    "fused_table_wise",
+    "fused_column_wise",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "data_parallel",
+]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
 
@@ -19,6 +39,15 @@ class FusedShardingType(Enum):
     """Sharding types of this package, next to TorchRec's ``ShardingType``."""
 
     FUSED_ROW_WISE = "fused_row_wise"
+    """Rows are split over all ranks; distinct rows travel, and the requester pools them."""
+    FUSED_TABLE_WISE = "fused_table_wise"
+    """A table is on one rank, which pools; one row for each distinct bag travels."""
+    FUSED_COLUMN_WISE = "fused_column_wise"
+    """The columns of a table are on several ranks, each of which pools its own."""
 
 
 FUSED = FusedShardingType.FUSED_ROW_WISE.value
+FUSED_TABLE_WISE = FusedShardingType.FUSED_TABLE_WISE.value
+FUSED_COLUMN_WISE = FusedShardingType.FUSED_COLUMN_WISE.value
+OWNER_POOLED = (FUSED_TABLE_WISE, FUSED_COLUMN_WISE)
+FUSED_TYPES = (FUSED, *OWNER_POOLED)
