@@ -37,10 +37,11 @@ from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import (
     FusedParameterSharding,
     GridShardingPlan,
+    owner_shards,
     remote_devices,
 )
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, OWNER_POOLED
 
 __all__ = [
     "PlanFile",
@@ -69,7 +70,7 @@ class TablePlan:
     columns: int
     """Of the table."""
     sharding: str
-    """fused_row_wise, or a sharding type of TorchRec."""
+    """A fused sharding type, or one of TorchRec."""
     kernel: str = "fused"
     """Compute kernel of TorchRec."""
     ranks: list[int] | None = None
@@ -464,11 +465,31 @@ def _sharding(
         "ranks": on_ranks,
         "sharding_spec": spec,
     }
-    if plan.sharding != FUSED:
+    if plan.sharding not in FUSED_TYPES:
         return ParameterSharding(**given)
     rule = plan.hot_rule
     if hot_set is not None and len(hot_set.ids.get(name, ())):
         rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
+    if plan.sharding in OWNER_POOLED:
+        _check_owner_pooled(name, plan, table, places or [], rule)
     return FusedParameterSharding(
         **given, hot_rows=rule, input_dist=file.input_dist, codecs=plan.codecs
     )
+
+
+def _check_owner_pooled(
+    name: str,
+    plan: TablePlan,
+    table: _Found,
+    places: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
+    rule: HotRule | None,
+) -> None:
+    """Refuses shards and hot rows that a table which its owners pool cannot have."""
+    try:
+        wanted = owner_shards(plan.sharding, table.rows, table.columns, [p[0] for p in places])
+    except ValueError as error:
+        raise ValueError(f"tables.{name}: {error}") from None
+    if [place[1:] for place in places] != wanted:
+        raise ValueError(f"tables.{name} is {plan.sharding}, its shards must be equal columns")
+    if rule is not None:
+        raise ValueError(f"tables.{name} is {plan.sharding} with hot rows, must have none")

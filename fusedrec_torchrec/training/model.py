@@ -22,13 +22,13 @@ from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 from fusedrec_torchrec.training.config import ModelConfig, TrainConfig
 from fusedrec_torchrec.training.initialization import initialize_tables
 
 __all__ = ["build_model", "shard_model"]
 
-MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
+MODEL_PARALLEL = [*FUSED_TYPES, "table_wise", "row_wise", "column_wise"]
 
 
 def build_model(config: ModelConfig, source: Source, device: torch.device) -> DLRMTrain:
