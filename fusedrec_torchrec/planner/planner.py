@@ -31,8 +31,9 @@ from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.decided_options import decided_options
-from fusedrec_torchrec.planner.enumerator import FusedEnumerator, unfit_tables
+from fusedrec_torchrec.planner.enumerator import FusedEnumerator
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
+from fusedrec_torchrec.planner.fit_tables import unfit_tables
 from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
 from fusedrec_torchrec.planner.search.decide import decide
@@ -41,7 +42,7 @@ from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.planner.topology import topology_of
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["FusedShardingPlanner"]
 
@@ -50,8 +51,12 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     """Plans fused and stock tables.
 
     Takes the arguments of TorchRec's ``EmbeddingShardingPlanner``; where enumerator and stats are
-    not given, it uses ones that know ``fused_row_wise``.  Constraints work as in TorchRec, such
+    not given, it uses ones that know fused shardings.  Constraints work as in TorchRec, such
     as ``ParameterConstraints(sharding_types=["fused_row_wise"])``.
+
+    Without ``cluster``, whoever sends fewer rows pools a fused table: its owner, if a batch has
+    fewer bags than distinct rows by ``pooling_factors`` of the constraints and a Zipf law, or its
+    requesters.  Tables that can be fused get a stock sharding only if constraints ask for it.
 
     With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
     which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
@@ -173,7 +178,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             return self._selected
         decided = decided_options(self.decision, *self._last)
         # What TorchRec's search decided, it has estimated; fused tables are as the decision says.
-        searched = {o.name: o for o in self._selected if o.sharding_type != FUSED}
+        searched = {o.name: o for o in self._selected if o.sharding_type not in FUSED_TYPES}
         return [searched.get(option.name, option) for option in decided]
 
     def get_search_space(self) -> list[ShardingOption] | None:
@@ -265,7 +270,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             decided = wanted.plan[path]
             assert isinstance(tables, dict) and isinstance(decided, dict)
             for name, sharding in tables.items():
-                if sharding.sharding_type == FUSED:
+                if sharding.sharding_type in FUSED_TYPES:
                     tables[name] = dataclasses.replace(
                         decided[name], compute_kernel=sharding.compute_kernel
                     )

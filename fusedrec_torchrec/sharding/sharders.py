@@ -43,7 +43,7 @@ from fusedrec_torchrec.sharding.modules.feature_processed import (
     processed_features_of,
 )
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = [
     "FusedEmbeddingBagCollectionSharder",
@@ -58,23 +58,26 @@ STANDALONE = ModuleSet()
 
 
 class _FusedTypeMixin:
-    """Adds the fused sharding type and its kernels to what a sharder offers to planners."""
+    """Adds fused sharding types and their kernels to what a sharder offers to planners."""
+
+    fused_types: tuple[str, ...] = (FUSED,)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
-        return [*types, FUSED] if compute_device_type in ("cpu", "cuda") else types
+        return [*types, *self.fused_types] if compute_device_type in ("cpu", "cuda") else types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        if sharding_type != FUSED:
+        if sharding_type not in FUSED_TYPES:
             kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
             return kernels
         if stock_enumerator_asks():
             raise ValueError(
-                f"TorchRec's own planner does not know the sharding type {FUSED}. Pass a plan to "
-                "DistributedModelParallel, plan=fr.FusedShardingPlanner().collective_plan(model, "
-                "sharders) with `import fusedrec_torchrec as fr`, and use FusedShardingPlanner in "
-                "the place of EmbeddingShardingPlanner; or restrict all tables to TorchRec's "
-                "sharding types by ParameterConstraints(sharding_types=[...])"
+                f"TorchRec's own planner does not know the sharding type {sharding_type}. Pass a "
+                "plan to DistributedModelParallel, "
+                "plan=fr.FusedShardingPlanner().collective_plan(model, sharders) with "
+                "`import fusedrec_torchrec as fr`, and use FusedShardingPlanner in the place of "
+                "EmbeddingShardingPlanner; or restrict all tables to TorchRec's sharding types by "
+                "ParameterConstraints(sharding_types=[...])"
             )
         return kernels_of(compute_device_type)
 
@@ -150,6 +153,13 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         modules: those that share batches, see ``fused_sharders``; if None, those of all sharders
             of this process that were made without.
     """
+
+    fused_types = FUSED_TYPES
+
+    def may_be_hot(self, table: str) -> bool:
+        """Returns whether this sharder's settings can make rows of a table hot."""
+        hot = self._hot
+        return hot.rule is not None or hot.hot_set is not None or table in hot.tables
 
     def shard(
         self,

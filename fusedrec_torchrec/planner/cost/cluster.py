@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import section
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
@@ -46,6 +46,10 @@ class RatesConfig:
         lookup: GB/s of rows that an owner looks up and updates.
         pooling: GB/s of rows that are pooled, and of their gradients.
         hot: Million ids a second that are looked up among the hot rows.
+        bucket: Microseconds for each bucket of fused tables but the first.
+        bag_ids: Million ids a second in bags that a requester tells apart and sends, of fused
+            tables that their owners pool; bags themselves are made unique as ids are.
+        bag_lookup: GB/s of rows that an owner looks up, pools and updates, of the same tables.
     """
 
     step: float = Field(default=500.0, ge=0)
@@ -54,6 +58,9 @@ class RatesConfig:
     lookup: float = Field(default=5.0, gt=0)
     pooling: float = Field(default=10.0, gt=0)
     hot: float = Field(default=100.0, gt=0)
+    bucket: float = Field(default=0.0, ge=0)
+    bag_ids: float = Field(default=100.0, gt=0)
+    bag_lookup: float = Field(default=5.0, gt=0)
 
 
 @section
@@ -71,7 +78,7 @@ class ClusterConfig:
         hidden: Share of the sync of hot rows and of 2D replicas that runs beside other work.
         within_node: Links between ranks of one node.
         between_nodes: Links between nodes.
-        fused: Rates of the fused sharding.
+        fused: Rates of the fused shardings.
         stock: Of TorchRec's shardings, but for those that have rates of their own.
         table_wise: Rates of table_wise; those of stock if none.
         row_wise: Rates of row_wise; those of stock if none.
@@ -103,7 +110,7 @@ class ClusterConfig:
 
     def rates(self, system: str) -> RatesConfig:
         """Returns the rates of a sharding."""
-        if system == FUSED:
+        if system in FUSED_TYPES:
             return self.fused
         return getattr(self, system, None) or self.stock
 
