@@ -40,9 +40,9 @@ from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.planner.topology import topology_of
-from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, remote_devices
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TYPES
 
 __all__ = ["FusedShardingPlanner"]
 
@@ -158,15 +158,39 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             return self._plan_by_cost(module, sharders)
         size = self._sharding_group_size
         if size is None:
-            return super().plan(module, sharders)
+            return self._torchrecs_plan(module, sharders)
         try:
-            return GridShardingPlan(super().plan(module, sharders).plan, size)
+            return GridShardingPlan(self._torchrecs_plan(module, sharders).plan, size)
         except PlannerError as error:
             raise PlannerError(
                 f"no plan for a group of sharding_group_size {size} ranks, each of which holds its "
                 f"share of all tables: try larger groups. {error}",
                 error.error_type,
             ) from None
+
+    def _torchrecs_plan(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> ShardingPlan:
+        """Returns the plan of TorchRec's search, columns of fused tables on ranks that differ.
+
+        TorchRec places shards one by one where not all ranks have one.
+        """
+        plan = super().plan(module, sharders)
+        topology = self._topology
+        ranks, local = topology.world_size, topology.local_world_size
+        devices = remote_devices(topology.compute_device, ranks, local)
+        for tables in plan.plan.values():
+            assert isinstance(tables, dict)
+            for entry in tables.values():
+                if entry.sharding_type != FUSED_COLUMN_WISE:
+                    continue
+                own = list(dict.fromkeys(entry.ranks))
+                free = (rank for rank in range(ranks) if rank not in own)
+                own += [next(free) for _ in range(len(entry.ranks) - len(own))]
+                entry.ranks = own
+                for shard, rank in zip(entry.sharding_spec.shards, own, strict=True):
+                    shard.placement = devices[rank]
+        return plan
 
     def get_selected_options(self) -> list[ShardingOption]:
         """Returns the options of the last plan, with time and memory of all shards.

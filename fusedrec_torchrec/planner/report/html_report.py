@@ -129,7 +129,7 @@ def kind_of(part: str, kind: str, is_collective: bool) -> str:
         return "2D sync"
     if is_collective:
         return "wire"
-    return "lookup" if kind == "host_lookup" else kind
+    return {"host_lookup": "lookup", "bag_lookup": "lookup", "bag_ids": "ids"}.get(kind, kind)
 
 
 def _by_kind(decision: Decision) -> dict[str, float]:

@@ -183,10 +183,13 @@ def _decide_for(
         for table, host in zip(tables, on_host, strict=True)
     ]
     room = cluster.memory * GB
+    # Rows will be balanced later; until then popular ones are taken to be anywhere.
+    balanced = search.row_ranges == "balanced"
+    spread = tuple(replace(table, places=None) if balanced else table for table in tables)
     candidates = [
         better_mode(
             Decision(
-                tables=tuple(tables),
+                tables=spread,
                 batch=batch,
                 cluster=cluster,
                 groups=groups,
@@ -204,7 +207,8 @@ def _decide_for(
     close = [decision for decision in candidates if decision.seconds <= CLOSE * least]
     polished = {(d.systems, d.owners): d for d in (polish(plain, allowed) for plain in close)}
     best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
-    return min((finish(plain, search) for plain in best), key=lambda decision: decision.seconds)
+    placed = [replace(plain, tables=tuple(tables)) for plain in best]
+    return min((finish(plain, search) for plain in placed), key=lambda decision: decision.seconds)
 
 
 def _possible(
@@ -217,7 +221,8 @@ def _possible(
 
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
     2D no table is data-parallel, and gradients are shared of tables with fused rows only.  A stock
-    sharding is not looked at where a fused one does the same with fewer collectives and bytes.
+    sharding is not looked at where a fused one does the same with fewer collectives and bytes, nor
+    are owners that would pool bags of one id.
     """
     left = []
     for table, given, host in zip(tables, allowed, on_host, strict=True):
@@ -231,6 +236,8 @@ def _possible(
         if groups.number > 1:
             can.discard("data_parallel")
             can &= {FUSED} if groups.sync == "gradients" else can
+        if FUSED in can and table.pooling <= table.bags:  # bags of one id are rows
+            can -= set(OWNER_POOLED)
         can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
         if not can:
             raise NoRoomError(
