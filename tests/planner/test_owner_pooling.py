@@ -325,7 +325,8 @@ def pooling(**factors: float) -> dict[str, ParameterConstraints]:
 def test_without_a_cluster_bags_and_rows_decide() -> None:
     model = bags(one=10**6, long=10**6, few=50, two=10**4)
     constraints = pooling(long=20.0, few=20.0, two=2.0)
-    found = types(planner(constraints=constraints).plan(model, fr.fused_sharders()))
+    one = planner(constraints=constraints, batch_size=4096)
+    found = types(one.plan(model, fr.fused_sharders()))
     assert found["one"] == found["few"] == found["two"] == FUSED
     assert found["long"] in OWNER_POOLED
 
