@@ -257,7 +257,7 @@ def test_whole_tables_that_do_not_fit_are_named() -> None:
     load = table("t", 10**6, pooling=20.0)
     cluster = quick(2, memory=0.4 * load.size / 1e9)
     for systems in (["fused_table_wise"], ["fused_column_wise"]):
-        search = SearchConfig(systems=systems)  # type: ignore[arg-type]
+        search = SearchConfig(systems=systems)
         with pytest.raises(ValueError, match=rf"'t' does not fit: with {systems[0]} it needs"):
             decide([load], 256, cluster, search)
 
@@ -275,12 +275,15 @@ def test_sequences_and_others_are_never_pooled_by_owners() -> None:
 
 def test_groups_that_share_gradients_have_fused_rows() -> None:
     tables = [table("t", 10**5, pooling=20.0)]
-    for sync in ("weights", "gradients"):
-        groups = GroupsConfig(sizes=[2], sync=sync)  # type: ignore[arg-type]
-        cluster = quick(4, ranks_per_node=2, between_nodes=LinkConfig(all_to_all=1e-3))
-        found = decide(tables, 64, cluster, SearchConfig(groups=groups))
-        if found.groups.number > 1 and sync == "gradients":
-            assert found.systems == (FUSED,)
+    groups = GroupsConfig(sizes=[2], sync="gradients")
+    search = SearchConfig(groups=groups, systems=["fused_table_wise", "fused_row_wise"])
+    slow = LinkConfig(all_to_all=1e-3)
+    near = LinkConfig(all_to_all=1e3, latency=0.0)
+    cluster = quick(4, ranks_per_node=2, within_node=near, between_nodes=slow)
+    found = decide(tables, 64, cluster, search)
+    assert found.groups.number == 1 or found.systems == (FUSED,)
+    only_whole = replace(search, systems=["fused_table_wise"])
+    assert decide(tables, 64, cluster, only_whole).groups.number == 1
 
 
 def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,5 +462,5 @@ def test_a_plan_file_is_the_plan(tmp_path: Path) -> None:
     options = {option.name: option for option in one.get_selected_options()}
     assert one.decision is not None
     assert sum(s.perf.total for o in options.values() for s in o.shards if s.perf) > 0
-    for name, entry in plan.plan["bags"].items():  # type: ignore[union-attr]
+    for name, entry in plan.plan["bags"].items():
         assert [shard.rank for shard in options[name].shards] == entry.ranks

@@ -98,10 +98,12 @@ class Explanation:
         if cannot or system not in self.prices.of_use:
             return None
         if kind and not any(s in self.decision.systems for s in OWNED[kind]):
-            owners = splits[0] if system == FUSED_COLUMN_WISE else 1
-            alone = np.zeros((4, ranks))  # no other table makes up for it
-            alone[:, :owners] = self.prices.load_of(kind, t, owners)[:, None]
-            return float(self.prices.of_tables[system][t]) + self.prices.of_owned(kind, alone)
+            alone = []  # no other table makes up for it
+            for owners in splits if system == FUSED_COLUMN_WISE else (1,):
+                loads_KW = np.zeros((4, ranks))
+                loads_KW[:, :owners] = self.prices.load_of(kind, t, owners)[:, None]
+                alone.append(self.prices.of_owned(kind, loads_KW))
+            return float(self.prices.of_tables[system][t]) + min(alone)
         return float(self.prices.balanced(system)[t])
 
     def why(self, t: int) -> str:
@@ -368,13 +370,15 @@ def _print_alternatives(explanation: Explanation) -> None:
 
 def _print_breakdown(explanation: Explanation) -> None:
     total = explanation.decision.seconds
+    fused = {s for s in explanation.decision.systems if s in FUSED_TYPES}
+    of_fused = "fused" if len(fused) > 1 else next(iter(fused), FUSED)
     rows = [("", "start of the step", "", milliseconds(explanation.overhead()), "", "")]
     for step, part, seconds in explanation.parts():
         mean = float(part.amount_W.mean())
         ratio = float(part.amount_W.max()) / mean if mean else 1.0
         rows.append(
             (
-                step.system,
+                of_fused if step.system == FUSED else step.system,
                 part.name,
                 human_bytes(part.bytes_sent / len(part.amount_W)) if part.is_collective else "",
                 milliseconds(seconds),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, column_bytes, owner_bytes
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
@@ -24,7 +25,9 @@ __all__ = ["Assignment", "NoRoomError", "assign"]
 
 MOST_SWEEPS = 20
 FEW, MANY_STARTS = 12, 40  # tables
+FAIR = 1.25  # times the mean load of a rank are what a table may begin with on one
 MOST_SWAPPED = 64  # tables
+Floats = NDArray[np.float64]
 Place = tuple[str, tuple[int, ...]]  # a sharding, and ranks that have all rows
 
 
@@ -127,10 +130,15 @@ class _Search:
         if any(owned_as(s) for s in chosen):  # the most work first, which is hardest to place
             work = np.max([balanced[s] for s in chosen if owned_as(s)], axis=0)
             self._order = sorted(self._order, key=lambda t: -work[t])
+        wishes = [
+            sorted(options, key=lambda s: (s != first, balanced[s][t], s))
+            for t, options in enumerate(self._allowed)
+        ]
+        self._fair = self._fair_shares([options[0] for options in wishes])
         for t in self._order:
-            options = sorted(self._allowed[t], key=lambda s: (s != first, balanced[s][t], s))
-            if not any(self._put_best(t, system) for system in options):
-                self._no_room(t, options)
+            places = (place for system in wishes[t] for place in self._first_places(t, system))
+            if not any(self._put(t, place) for place in places):
+                self._no_room(t, wishes[t])
 
     def _no_room(self, t: int, options: Sequence[str]) -> None:
         need = min(sum(self._bytes(t, s, self._most_owners(t, s))) for s in options)
@@ -143,8 +151,7 @@ class _Search:
         )
 
     def _most_owners(self, t: int, system: str) -> int:
-        splits = column_splits(self._tables[t].dim, self._ranks)
-        return max(splits, default=1) if system == FUSED_COLUMN_WISE else 1
+        return max(self._owners(t, system), default=1)
 
     def _bytes(self, t: int, system: str, owners: int) -> tuple[float, float]:
         """Returns the bytes of a table on each rank, and beside that on each of its owners."""
@@ -155,30 +162,58 @@ class _Search:
         whole = table.size if system == "data_parallel" else table.size / self._ranks
         return whole + buffers, 0.0
 
-    def _put_best(self, t: int, system: str) -> bool:
-        """Gives a table a sharding where there is least to do, and returns whether it fits."""
-        return any(self._put(t, place) for place in self._places(t, system, fits=True))
+    def _fair_shares(self, wishes: Sequence[str]) -> dict[str, float]:
+        """Returns, of each kind of owned tables, how busy a rank is if all are equally busy."""
+        shares = {}
+        for kind in OWNED:
+            busy_T = self._prices.of_ranks(kind, self._prices.loads[kind])
+            mine = np.array([owned_as(wish) == kind for wish in wishes])
+            shares[kind] = float(busy_T[mine].sum()) / self._ranks
+        return shares
 
-    def _places(self, t: int, system: str, fits: bool = False) -> Iterator[Place]:
-        """Yields ranks for a table: the least loaded ones, and if they are few all of them.
+    def _owners(self, t: int, system: str) -> tuple[int, ...]:
+        """Returns how many owners a table can have in a sharding."""
+        if system == FUSED_COLUMN_WISE:
+            return column_splits(self._tables[t].dim, self._ranks)
+        return (1,)
 
-        With ``fits`` only ranks that have room for it, and the best of them.
+    def _busy_W(self) -> Floats:
+        """Returns how busy each rank is with tables that it owns."""
+        busy = [self._prices.of_ranks(kind, loads) for kind, loads in self._loads.items()]
+        return np.asarray(np.sum(busy, axis=0))
+
+    def _first_places(self, t: int, system: str) -> Iterator[Place]:
+        """Yields the least busy ranks with room for a table, as few as make it a fair share.
+
+        If no number of owners makes it one, those come first that make it smallest.
         """
         kind = owned_as(system)
         if kind is None:
             yield system, ()
             return
-        busy_W = sum(self._prices.of_ranks(k, loads) for k, loads in self._loads.items())
-        splits = column_splits(self._tables[t].dim, self._ranks)
-        for owners in splits if system == FUSED_COLUMN_WISE else (1,):
-            if fits:
-                on_each, on_owner = self._bytes(t, system, owners)
-                room_W = self._used_W + on_each + on_owner <= self._room
-                if room_W.sum() < owners:
-                    continue
-                order = np.argsort(np.where(room_W, busy_W, np.inf), kind="stable")
-                yield system, tuple(sorted(order[:owners].tolist()))
-            elif owners == 1 and self._ranks <= ALL_RANKS:
+        choices = []
+        for same in (s for s in self._allowed[t] if owned_as(s) == kind):
+            for owners in self._owners(t, same):
+                load_K1 = self._prices.load_of(kind, t, owners)[:, None]
+                busy = float(self._prices.of_ranks(kind, load_K1)[0])
+                too_busy = busy > FAIR * self._fair[kind]
+                choices.append((busy if too_busy else 0.0, owners, same))
+        for _, owners, same in sorted(choices):
+            on_each, on_owner = self._bytes(t, same, owners)
+            room_W = self._used_W + on_each + on_owner <= self._room
+            if room_W.sum() >= owners:
+                order = np.argsort(np.where(room_W, self._busy_W(), np.inf), kind="stable")
+                yield same, tuple(sorted(order[:owners].tolist()))
+
+    def _places(self, t: int, system: str) -> Iterator[Place]:
+        """Yields ranks for a table: the least loaded ones, and if they are few all of them."""
+        kind = owned_as(system)
+        if kind is None:
+            yield system, ()
+            return
+        busy_W = self._busy_W()
+        for owners in self._owners(t, system):
+            if owners == 1 and self._ranks <= ALL_RANKS:
                 yield from ((system, (rank,)) for rank in range(self._ranks))
             else:
                 loads = (busy_W, self._loads[kind][2], self._loads[kind][3])
