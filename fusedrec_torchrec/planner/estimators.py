@@ -113,7 +113,7 @@ class FusedPerfEstimator(ShardEstimator):
         bags, element = load.distinct_bags(1), load.element_bytes / NUMBER_BYTES
         words = bags.bags + bags.ids * (2 if load.weighted else 1)
         written = ranks * bags.bags * load.dim / owners * load.element_bytes
-        forward = (amounts["bag_lookup"] + written) / memory_bw
+        forward = (amounts["lookup"] + amounts["bag_lookup"] + written) / memory_bw
         sent = amounts["rows"] * element / wire_bw
         for shard in option.shards:
             shard.perf = Perf(

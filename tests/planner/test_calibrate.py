@@ -65,7 +65,7 @@ def known_cluster() -> ClusterConfig:
             pooling=6.0,
             hot=50.0,
             bag_ids=40.0,
-            bag_lookup=3.0,
+            bag_lookup=9.0,
         ),
         stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0, hot=1e6),
     )

@@ -33,7 +33,7 @@ from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.owners import column_splits
-from fusedrec_torchrec.planner.search.prices import Prices
+from fusedrec_torchrec.planner.search.prices import LOADS, Prices
 from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.sharding.plan_file import (
     plan_file_of,
@@ -78,7 +78,7 @@ def test_a_table_that_its_owner_pools_by_hand() -> None:
     assert parts["ids"] == pytest.approx([28 * 4, 0])
     assert parts["rows"] == pytest.approx([0, 4 * 64])
     assert parts["gradients"] == pytest.approx([4 * 64, 0])
-    assert parts["lookup"] == [0, 0] and parts["update"] == [0, 0]
+    assert parts["lookup"] == parts["update"] == pytest.approx([0, 2 * load.unique(4) * 64])
     assert parts["bag_lookup"] == pytest.approx([0, 2 * 12 * 64])
     assert parts["bag_update"] == parts["bag_lookup"]
     assert parts["pooling"] == parts["pooling_backward"] == [4 * 64, 4 * 64]
@@ -132,7 +132,7 @@ def test_prices_add_up(exact: bool, owners: list[tuple[int, ...]]) -> None:
     link = LinkConfig(all_to_all=3.0, latency=40.0)
     cluster = ClusterConfig(device="cpu", ranks=4, ranks_per_node=4, within_node=link)
     of = Prices(tables, BATCH, cluster, Groups(4), FUSED_TYPES, [False] * 3, exact)
-    loads = np.zeros((4, 4))
+    loads = np.zeros((LOADS, 4))
     for t, own in enumerate(owners):
         loads[:, list(own)] += of.load_of(FUSED_TABLE_WISE, t, len(own))[:, None]
     total = of.of_use[FUSED_TABLE_WISE] + of.of_tables[FUSED_TABLE_WISE].sum()
@@ -231,7 +231,7 @@ def test_rows_make_up_for_whole_tables() -> None:
     """Ranges of other tables are shorter on the rank that pools."""
     tables = [*(table(f"t{t}", 10**5) for t in range(4)), table("long", 10**6, pooling=50.0)]
     search = SearchConfig(tables={"long": ["fused_table_wise"]})
-    found = decide(tables, 1024, quick(2, fused=RatesConfig(step=0.0, bag_lookup=1e6)), search)
+    found = decide(tables, 1024, quick(2, fused=RatesConfig(step=0.0, lookup=1e6)), search)
     assert found.ranges is not None
     ((owner,),) = found.owners[-1:]
     own = np.diff(found.ranges[0])
@@ -256,9 +256,9 @@ def test_memory_decides_how_a_table_is_split(share: float, possible: tuple[str, 
 def test_whole_tables_that_do_not_fit_are_named() -> None:
     load = table("t", 10**6, pooling=20.0)
     cluster = quick(2, memory=0.4 * load.size / 1e9)
-    for systems in (["fused_table_wise"], ["fused_column_wise"]):
-        search = SearchConfig(systems=systems)
-        with pytest.raises(ValueError, match=rf"'t' does not fit: with {systems[0]} it needs"):
+    for system in OWNER_POOLED:
+        search = SearchConfig(systems=[system])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match=rf"'t' does not fit: with {system} it needs"):
             decide([load], 256, cluster, search)
 
 

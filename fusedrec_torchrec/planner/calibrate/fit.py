@@ -84,7 +84,7 @@ def fit(
         if rates is not None:
             own = rates.rates(timed.step.system)
             known = zip(RATES, work_of(timed.step)[len(FIXED) :], strict=True)
-            left -= timed.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
+            left -= timed.step.overhead(rates) + sum(w / own.rate(n) for n, w in known)
         for system in free:
             of_this = timed.step.system == system
             row += work_of(timed.step) if of_this else [0.0] * (len(FIXED) + len(RATES))

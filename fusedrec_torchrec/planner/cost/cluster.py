@@ -15,6 +15,8 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
 GB, MB = 1e9, 1e6
+# How much faster ids of bags are read than made unique, and their rows added up than touched.
+BAGS_FASTER = {"bag_ids": 4.0, "bag_lookup": 10.0}
 
 
 @section
@@ -48,8 +50,10 @@ class RatesConfig:
         hot: Million ids a second that are looked up among the hot rows.
         bucket: Microseconds for each bucket of fused tables but the first.
         bag_ids: Million ids a second in bags that a requester tells apart and sends, of fused
-            tables that their owners pool; bags themselves are made unique as ids are.
-        bag_lookup: GB/s of rows that an owner looks up, pools and updates, of the same tables.
+            tables that their owners pool; bags themselves are made unique as ids are. Four
+            times ids if none.
+        bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables; what the
+            first touch of a row costs is in lookup. Ten times lookup if none.
     """
 
     step: float = Field(default=500.0, ge=0)
@@ -59,8 +63,15 @@ class RatesConfig:
     pooling: float = Field(default=10.0, gt=0)
     hot: float = Field(default=100.0, gt=0)
     bucket: float = Field(default=0.0, ge=0)
-    bag_ids: float = Field(default=100.0, gt=0)
-    bag_lookup: float = Field(default=5.0, gt=0)
+    bag_ids: float | None = Field(default=None, gt=0)
+    bag_lookup: float | None = Field(default=None, gt=0)
+
+    def rate(self, kind: str) -> float:
+        """Returns how much of a kind of work is done in a second, in the units of its field."""
+        value: float | None = getattr(self, kind)
+        if value is not None:
+            return value
+        return BAGS_FASTER[kind] * float(getattr(self, kind.removeprefix("bag_")))
 
 
 @section

@@ -47,8 +47,7 @@ def owner_pools(table: TableLoad, batch: int) -> bool:
     """
     if not table.pooled:
         return False
-    likely = replace(table, classes=_likely(table.rows))
-    return likely.distinct_bags(batch).bags < (1 - 1e-9) * likely.unique(batch)
+    return replace(table, classes=_likely(table.rows)).has_fewer_bags(batch)
 
 
 @lru_cache(maxsize=1 << 10)

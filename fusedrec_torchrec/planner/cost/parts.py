@@ -101,8 +101,8 @@ class Part:
             base, slope = self.line(cluster)
             return (base + slope * self.amount_W) * exposed
         unit = GB if self.kind in IN_BYTES else 1e6
-        rate = cluster.host_lookup if self.kind == "host_lookup" else getattr(rates, self.kind)
-        return self.amount_W / (float(rate) * unit) * exposed
+        rate = cluster.host_lookup if self.kind == "host_lookup" else rates.rate(self.kind)
+        return self.amount_W / (rate * unit) * exposed
 
     def seconds(self, cluster: ClusterConfig, rates: RatesConfig) -> float:
         """Returns how long the busiest rank takes."""

@@ -26,12 +26,13 @@ fused_table_wise    in the same three collectives, of the same step
 dedup               bags are made unique, as ids are in other tables
 bag_dedup           n ids are read to tell their bags apart, and sent
 ids                 G lengths and m ids go to the owner, and m weights if there are any
-bag_lookup          the owner reads and pools the rows that W ranks ask for, W m of D columns
+lookup              the owner touches W U rows, as if they were split by rows
+bag_lookup          and adds up W m of them, those that come again from its caches
 rows                it sends (W - 1) G rows as the codec writes them
 pooling             rows of distinct bags are copied to all bags that are like them
 pooling_backward    gradients of equal bags are summed
 gradients           the rows' way back, G from everyone who is not the owner
-bag_update          W m rows are updated
+update, bag_update  the same again
 
 fused_column_wise   the same with C owners: ids go to each of them, and each has D / C columns
 ------------------  ------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def fused_step(
     shares_TW = _shares(tables, batch, ranks, ranges, hot, owned.mask_TW)
     ids_T = np.array([table.ids(batch) for table in tables])
     unique_T = np.array([t.unique(batch, int(h)) for t, h in zip(tables, hot_T, strict=True)])
-    unique_T = unique_T * ~owned.is_owned_T
+    touched_T, unique_T = unique_T, unique_T * ~owned.is_owned_T
     table_bytes_T = np.array([float(table.dim * table.element_bytes) for table in tables])
     outputs = sum(batch * t.outputs * t.dim * NUMBER_BYTES for t in tables)
     # What one requester asks of each owner: ids of rows, and bags with their lengths.
@@ -157,14 +158,14 @@ def fused_step(
     else:
         wanted = np.ceil(asked_W.max() * (1 + slack) / GRANULE) * GRANULE
         step.add("ids", "all_to_all", (ranks - 1) * (header + wanted) * NUMBER_BYTES)
-    step.look_up("lookup", ranks * unique_T * table_bytes_T, shares_TW, host_T)
+    step.look_up("lookup", ranks * touched_T * table_bytes_T, shares_TW, host_T)
     if owned.is_owned_T.any():
         step.add("bag_lookup", "bag_lookup", ranks * owned.read_W)
     step.add("rows", "all_to_all", (ranks - 1) * rows_W)
     step.add("pooling", "pooling", owned.pooled_by_requester)
     step.add("pooling_backward", "pooling", outputs)
     step.add("gradients", "all_to_all", gradients_W.sum() - gradients_W)
-    step.look_up("update", ranks * unique_T * table_bytes_T, shares_TW, host_T)
+    step.look_up("update", ranks * touched_T * table_bytes_T, shares_TW, host_T)
     if owned.is_owned_T.any():
         step.add("bag_update", "bag_lookup", ranks * owned.read_W)
     if hot is not None and hot.rows:

@@ -65,6 +65,10 @@ class TableLoad:
         """Returns the distinct bags of a batch that are not empty, and the ids in them."""
         return _distinct_bags(self._bag_use, batch)
 
+    def has_fewer_bags(self, batch: float) -> bool:
+        """Returns whether a batch has fewer distinct bags than distinct rows."""
+        return self.distinct_bags(batch).bags < (1 - 1e-9) * self.unique(batch)
+
     def full_bags(self, batch: float) -> float:
         """Returns the bags of a batch that are not empty."""
         return self._bag_use.full * batch

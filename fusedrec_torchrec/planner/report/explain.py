@@ -15,7 +15,7 @@ from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
 from fusedrec_torchrec.planner.search.decide import again, alike, decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import WHOLE, column_splits
-from fusedrec_torchrec.planner.search.prices import OWNED, Prices, owned_as
+from fusedrec_torchrec.planner.search.prices import LOADS, OWNED, Prices, owned_as
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
@@ -100,7 +100,7 @@ class Explanation:
         if kind and not any(s in self.decision.systems for s in OWNED[kind]):
             alone = []  # no other table makes up for it
             for owners in splits if system == FUSED_COLUMN_WISE else (1,):
-                loads_KW = np.zeros((4, ranks))
+                loads_KW = np.zeros((LOADS, ranks))
                 loads_KW[:, :owners] = self.prices.load_of(kind, t, owners)[:, None]
                 alone.append(self.prices.of_owned(kind, loads_KW))
             return float(self.prices.of_tables[system][t]) + min(alone)

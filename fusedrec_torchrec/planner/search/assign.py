@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, column_bytes, owner_bytes
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.search.owners import ALL_RANKS, WHOLE, column_splits
-from fusedrec_torchrec.planner.search.prices import OWNED, Prices, owned_as
+from fusedrec_torchrec.planner.search.prices import LOADS, OWNED, Prices, owned_as
 from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, OWNER_POOLED
 
 __all__ = ["Assignment", "NoRoomError", "assign"]
@@ -117,7 +117,7 @@ class _Search:
         self._tables, self._prices, self._room, self._batch = tables, prices, room, batch
         self._ranks = prices.ranks
         self._allowed = [[s for s in chosen if s in options] for options in allowed]
-        self._loads = {kind: np.zeros((4, self._ranks)) for kind in OWNED}
+        self._loads = {kind: np.zeros((LOADS, self._ranks)) for kind in OWNED}
         self._used_W = np.zeros(self._ranks)
         self._place: list[Place] = [("", ())] * len(tables)
         self._count: Mapping[str, int] = dict.fromkeys(chosen, 0)
@@ -216,7 +216,7 @@ class _Search:
             if owners == 1 and self._ranks <= ALL_RANKS:
                 yield from ((system, (rank,)) for rank in range(self._ranks))
             else:
-                loads = (busy_W, self._loads[kind][2], self._loads[kind][3])
+                loads = (busy_W, self._loads[kind][-2], self._loads[kind][-1])
                 least = [np.argsort(load_W, kind="stable")[:owners] for load_W in loads]
                 ranks = (tuple(sorted(order.tolist())) for order in least)
                 yield from ((system, own) for own in dict.fromkeys(ranks))

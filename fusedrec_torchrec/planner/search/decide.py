@@ -174,7 +174,7 @@ def _decide_for(
 ) -> Decision:
     """Returns the best plan for these groups of ranks."""
     on_host = _spill(tables, batch, cluster, groups.size)
-    allowed = _possible(allowed, tables, groups, on_host)
+    allowed = _possible(allowed, tables, batch, groups, on_host)
     systems = list(dict.fromkeys(s for options in allowed for s in options))
     exact = search.input_dist == "exact_counts"
     prices = Prices(tables, batch, cluster, groups, systems, on_host, exact)
@@ -214,6 +214,7 @@ def _decide_for(
 def _possible(
     allowed: list[list[str]],
     tables: Sequence[TableLoad],
+    batch: int,
     groups: Groups,
     on_host: Sequence[bool],
 ) -> list[list[str]]:
@@ -222,7 +223,7 @@ def _possible(
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
     2D no table is data-parallel, and gradients are shared of tables with fused rows only.  A stock
     sharding is not looked at where a fused one does the same with fewer collectives and bytes, nor
-    are owners that would pool bags of one id.
+    are owners that would send more rows than travel without them.
     """
     left = []
     for table, given, host in zip(tables, allowed, on_host, strict=True):
@@ -236,7 +237,7 @@ def _possible(
         if groups.number > 1:
             can.discard("data_parallel")
             can &= {FUSED} if groups.sync == "gradients" else can
-        if FUSED in can and table.pooling <= table.bags:  # bags of one id are rows
+        if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
             can -= set(OWNER_POOLED)
         can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
         if not can:
