@@ -102,13 +102,20 @@ def random_problem(seed: int) -> tuple[list[TableLoad], ClusterConfig]:
 
 
 def all_plans(tables: list[TableLoad], cluster: ClusterConfig) -> Iterator[Decision]:
-    """Every way to shard every table, ids by both input dists; rows split evenly."""
+    """Every way to shard every table, ids by both input dists; rows split evenly.
+
+    Owners do not pool where that would send more rows.
+    """
     ranks = cluster.ranks
     options = []
     for load in tables:
         ways: list[tuple[str, tuple[int, ...]]] = [(FUSED, ()), ("row_wise", ())]
-        ways += [(FUSED_TABLE_WISE, (rank,)) for rank in range(ranks)]
-        for split in (n for n in (2, ranks) if load.dim % (4 * n) == 0):
+        whole: list[tuple[str, tuple[int, ...]]] = [
+            (FUSED_TABLE_WISE, (rank,)) for rank in range(ranks)
+        ]
+        ways += whole if load.has_fewer_bags(BATCH) else []
+        splits = [n for n in (2, ranks) if load.dim % (4 * n) == 0]
+        for split in splits if load.has_fewer_bags(BATCH) else ():
             starts = range(0, ranks - split + 1, 1 if ranks < 4 else 2)
             ways += [(FUSED_COLUMN_WISE, tuple(range(r, r + split))) for r in starts]
         options.append(ways)

@@ -125,7 +125,7 @@ class Explanation:
         if system in OWNER_POOLED:
             return f"work: {bags:,.0f} distinct bags, {rows:,.0f} distinct rows; its owner pools"
         if system == FUSED:
-            reason = "balance or memory"
+            reason = "balance, memory or another bucket"
             if table.size > self.decision.cluster.memory * GB:
                 reason = f"memory, {human_bytes(table.size)} do not fit on a rank"
             elif not table.can_be_owned:

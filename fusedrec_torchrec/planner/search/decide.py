@@ -237,9 +237,9 @@ def _possible(
         if groups.number > 1:
             can.discard("data_parallel")
             can &= {FUSED} if groups.sync == "gradients" else can
+        can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
         if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
             can -= set(OWNER_POOLED)
-        can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
         if not can:
             raise NoRoomError(
                 f"table {table.name!r} with {table.dim} columns cannot be "
