@@ -193,8 +193,8 @@ def describe(
         )
     buckets = {
         path: [
-            [t.name for t in fused.layout.tables[b.first_table : b.end_table]]
-            for b in fused.layout.buckets
+            [t.name for t in fused.tables.tables[b.first_table : b.end_table]]
+            for b in fused.tables.buckets
         ]
         for path, fused in modules.items()
     }
@@ -204,7 +204,7 @@ def describe(
 def hot_set_of(model: nn.Module) -> HotSet | None:
     """Returns the hot rows of a sharded model; None if it has none."""
     modules = [fused for _, fused in fused_tables_of(model)]
-    rows = {table.name: table.rows for fused in modules for table in fused.layout.tables}
+    rows = {table.name: table.rows for fused in modules for table in fused.tables.tables}
     ids = {name: hot.numpy() for fused in modules for name, hot in fused.hot_ids().items()}
     return HotSet(rows, ids) if ids else None
 

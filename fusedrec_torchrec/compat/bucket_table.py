@@ -27,6 +27,7 @@ from torchrec.distributed.batched_embedding_kernel import (
     EmbeddingFusedOptimizer,
 )
 from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     compute_kernel_to_embedding_location,
 )
@@ -132,7 +133,9 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     """TorchRec's embedding kernel around a ``BucketTable``.
 
     Args:
-        config: the tables of the bucket.
+        config: the tables of the bucket on this rank; there may be none.
+        dim: columns of the bucket's tables.
+        compute_kernel: that of the bucket's tables.
         pg: the process group.
         device: of the tables.
         frozen: whether the tables are looked up, but not trained.
@@ -141,6 +144,8 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def __init__(
         self,
         config: GroupedEmbeddingConfig,
+        dim: int,
+        compute_kernel: EmbeddingComputeKernel,
         pg: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         frozen: bool = False,
@@ -155,17 +160,18 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         # Ids are checked on the requester, with an error instead of a silent row 0.
         fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
         self._settings: dict[str, Any] = {
-            "dim": self._local_cols[0],
+            "dim": dim,
             "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
             "weights_precision": weights_precision,
             "device": device,
             **fused_params,
         }
+        self._location = EmbeddingLocation.HOST
+        if on_cuda:
+            self._location = compute_kernel_to_embedding_location(compute_kernel)
         self._emb_module = BucketTable(
             table_rows=self._local_rows,
-            location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
-            if on_cuda
-            else EmbeddingLocation.HOST,
+            location=self._location,
             table_names=["+".join(table.name for table in config.embedding_tables)],
             frozen=frozen,
             **self._settings,
@@ -205,7 +211,34 @@ class BucketKernel(BatchedFusedEmbeddingBag):
                 )
         return self._offsets[: ids + 1]
 
-    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        rows_R: torch.Tensor,
+        offsets_U1: torch.Tensor | None = None,
+        weights_R: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Looks up rows, or sums of rows.
+
+        Args:
+            rows_R: row numbers.
+            offsets_U1: where the bags begin that are summed; None if every row is one.
+            weights_R: weights of the rows in these sums; None if there are none.
+        """
+        if offsets_U1 is None:
+            offsets_U1 = self.one_id_per_bag(rows_R.numel())
         # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
-            return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))
+            return self.emb_module(indices=rows_R, offsets=offsets_U1, per_sample_weights=weights_R)
+
+    def prefetch(
+        self,
+        rows_R: torch.Tensor,
+        offsets_U1: torch.Tensor | None,
+        forward_stream: torch.Stream | None,
+    ) -> None:
+        """Brings rows of host memory into the device's cache, if the table has one."""
+        if self._location != EmbeddingLocation.MANAGED_CACHING:
+            return
+        if offsets_U1 is None:
+            offsets_U1 = self.one_id_per_bag(rows_R.numel())
+        self.emb_module.prefetch(indices=rows_R, offsets=offsets_U1, forward_stream=forward_stream)

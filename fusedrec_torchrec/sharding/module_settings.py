@@ -14,7 +14,7 @@ from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding.plan_entries import FusedParameterSharding
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["ModuleSettings", "ProcessedFeatures", "resolve_plan", "settings_of"]
 
@@ -75,7 +75,7 @@ def resolve_plan(
     fused = {
         name: FusedParameterSharding(**{f.name: getattr(entry, f.name) for f in fields(entry)})
         for name, entry in plan.items()
-        if entry.sharding_type == FUSED
+        if entry.sharding_type in FUSED_TYPES
     }
     rules = {name: _hot_rule(entry, hot.tables.get(name)) for name, entry in fused.items()}
     settings = ModuleSettings(

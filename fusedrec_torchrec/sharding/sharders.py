@@ -1,4 +1,4 @@
-"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
+"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus fused tables."""
 
 import copy
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from fusedrec_torchrec.sharding.modules.feature_processed import (
     processed_features_of,
 )
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = [
     "FusedEmbeddingBagCollectionSharder",
@@ -58,23 +58,28 @@ STANDALONE = ModuleSet()
 
 
 class _FusedTypeMixin:
-    """Adds the fused sharding type and its kernels to what a sharder offers to planners."""
+    """Adds the fused sharding types and their kernels to what a sharder offers to planners."""
+
+    fused_types: tuple[str, ...] = (FUSED,)
+    """The types that tables of its modules can have."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
-        return [*types, FUSED] if compute_device_type in ("cpu", "cuda") else types
+        if compute_device_type not in ("cpu", "cuda"):
+            return types
+        return [*types, *self.fused_types]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        if sharding_type != FUSED:
+        if sharding_type not in FUSED_TYPES:
             kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
             return kernels
         if stock_enumerator_asks():
             raise ValueError(
-                f"TorchRec's own planner does not know the sharding type {FUSED}. Pass a plan to "
-                "DistributedModelParallel, plan=fr.FusedShardingPlanner().collective_plan(model, "
-                "sharders) with `import fusedrec_torchrec as fr`, and use FusedShardingPlanner in "
-                "the place of EmbeddingShardingPlanner; or restrict all tables to TorchRec's "
-                "sharding types by ParameterConstraints(sharding_types=[...])"
+                f"TorchRec's own planner does not know the sharding type {sharding_type}. Pass a "
+                "plan to DistributedModelParallel, plan=fr.FusedShardingPlanner().collective_plan("
+                "model, sharders) with `import fusedrec_torchrec as fr`, and use "
+                "FusedShardingPlanner in the place of EmbeddingShardingPlanner; or restrict all "
+                "tables to TorchRec's sharding types by ParameterConstraints(sharding_types=[...])"
             )
         return kernels_of(compute_device_type)
 
@@ -151,6 +156,8 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
             of this process that were made without.
     """
 
+    fused_types = FUSED_TYPES
+
     def shard(
         self,
         module: EmbeddingBagCollection,
@@ -211,7 +218,7 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         configs = module.embedding_configs()
         self._check(module, configs, params, env, device, module_fqn)
         check_dense_sequences(params, device)
-        has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
+        has_stock_tables = any(param.sharding_type not in FUSED_TYPES for param in params.values())
         # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
         on_cuda = device is not None and device.type == "cuda"
         sharded = FusedShardedEmbeddingCollection(

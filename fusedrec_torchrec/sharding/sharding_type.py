@@ -3,8 +3,8 @@
 TorchRec's own ``ShardingType`` is an Enum with members and cannot be extended; plans and
 ``DistributedModelParallel`` take any string, so the names live in an Enum of their own.
 
-They differ in where a table lives, and so in where its bags are pooled.  All fused tables of a module
-share one exchange, whatever their types.
+They differ in where a table lives, and so in where its bags are pooled.  All fused tables of a
+module share one exchange, whatever their types.
 """
 
 from enum import Enum, unique

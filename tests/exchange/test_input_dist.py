@@ -74,8 +74,8 @@ def exchange(batches: list[list[list[list[int]]]], slack: float, mode: InputDist
         ]
         sizes = [n for sender_counts in received.context.counts_in for n in sender_counts]
         # Every sender sends each row once; in which order is its own affair.
-        assert [[sorted(part.tolist())] for part in received.rows_R.split(sizes)] == want
-        assert received.rows_R.dtype == torch.int32
+        assert [[sorted(part.tolist())] for part in received.words.split(sizes)] == want
+        assert received.words.dtype == torch.int32
     everywhere: list[object] = [None] * world_size
     dist.all_gather_object(everywhere, capacities)
     assert all(other == capacities for other in everywhere)
