@@ -1,8 +1,9 @@
 """The settings of codecs that a user can choose."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
+
+from fusedrec_torchrec.core.config import OwnWords, section
 
 __all__ = ["CODECS", "NARROW", "NUMBERS", "CodecOptions", "Codecs", "NarrowType", "NumberType"]
 
@@ -14,10 +15,9 @@ NarrowType = Literal["fp16", "bf16", "int8"]  # formats of whole rows in fewer b
 NARROW: tuple[NarrowType, ...] = get_args(NarrowType)
 SCALED = ("fp16", "bf16")
 DENSITY, EVERY = 0.25, 1000
-FORBID: dict[str, str] = {"extra": "forbid"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class CodecOptions:
     """Says how numbers travel in one direction.
 
@@ -35,13 +35,11 @@ class CodecOptions:
             nothing.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    type: CodecType = "fp32"
+    type: OwnWords[CodecType] = "fp32"
     loss_scale: float | None = None
     density: float | None = None
     every: int | None = None
-    values: NumberType | None = None
+    values: OwnWords[NumberType | None] = None
     relative: bool | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +79,7 @@ class CodecOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Codecs:
     """Says how rows travel to their requesters, and how their gradients travel back.
 
@@ -91,10 +89,8 @@ class Codecs:
             format: fp32, fp16 or bf16.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    forward: CodecOptions = field(default_factory=CodecOptions)
-    backward: CodecOptions = field(default_factory=CodecOptions)
+    forward: CodecOptions = CodecOptions()
+    backward: CodecOptions = CodecOptions()
 
     @property
     def are_exact(self) -> bool:

@@ -1,6 +1,5 @@
 """Configuration trees: strict, explained, overridable, and the ready ones are valid."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,9 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TABLES = [{"name": "a", "rows": 10}]
 
 
-@dataclass(frozen=True)
+@section
 class Plain:
-    """A plain dataclass.
+    """A section whose fields have no ranges.
 
     Attributes:
         size: how large it is,
@@ -54,7 +53,7 @@ class Tree:
         leaves: All leaves.
         named: By name.
         one: A leaf of its own.
-        plain: A plain dataclass.
+        plain: A section whose fields have no ranges.
     """
 
     leaves: list[Leaf] = Field(default=[])
