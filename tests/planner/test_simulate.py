@@ -12,7 +12,8 @@ from fusedrec_torchrec.planner.cost.straggle import busiest_owner
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.simulate import Point, simulate
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
+from fusedrec_torchrec.training.planning import planning_of
 from tests.cli.command import ROOT
 
 SIZES = [8, 64, 512, 4096]
@@ -21,7 +22,7 @@ SIZES = [8, 64, 512, 4096]
 @cache
 def planning() -> Planning:
     path = ROOT / "configs" / "planner" / "large_dlrm.yaml"
-    return load_planning(path, ["ranks=8", "dense.milliseconds=8"])
+    return planning_of(read_planner_files(path, ["ranks=8", "dense.milliseconds=8"]))
 
 
 @cache
@@ -59,7 +60,11 @@ def test_hot_rows_pay_without_dedup() -> None:
     found = {
         (point.system, point.ranks): point
         for point in simulate(
-            load_planning(path), [8, 32], ["weak"], ["TorchRec", "hot rows, no dedup", "fused"], 2
+            planning_of(read_planner_files(path)),
+            [8, 32],
+            ["weak"],
+            ["TorchRec", "hot rows, no dedup", "fused"],
+            2,
         )
     }
     for ranks in (8, 32):
