@@ -5,15 +5,26 @@ from typing import Literal, get_args
 
 from fusedrec_torchrec.core.config import OwnWords, section
 
-__all__ = ["CODECS", "NARROW", "NUMBERS", "CodecOptions", "Codecs", "NarrowType", "NumberType"]
+__all__ = [
+    "CODECS",
+    "NARROW",
+    "NUMBERS",
+    "WHOLE_ROWS",
+    "CodecOptions",
+    "Codecs",
+    "NarrowType",
+    "NumberType",
+]
 
-CodecType = Literal["fp32", "fp16", "bf16", "int8", "dct"]
-CODECS: tuple[CodecType, ...] = get_args(CodecType)
-NumberType = Literal["fp32", "fp16", "bf16"]  # formats of single numbers
+ScaledType = Literal["fp16", "bf16"]  # formats of single numbers in fewer bits
+SCALED: tuple[ScaledType, ...] = get_args(ScaledType)
+NumberType = Literal["fp32", ScaledType]  # formats of single numbers
 NUMBERS: tuple[NumberType, ...] = get_args(NumberType)
-NarrowType = Literal["fp16", "bf16", "int8"]  # formats of whole rows in fewer bits
+NarrowType = Literal[ScaledType, "int8"]  # formats of whole rows in fewer bits
 NARROW: tuple[NarrowType, ...] = get_args(NarrowType)
-SCALED = ("fp16", "bf16")
+CodecType = Literal["fp32", NarrowType, "dct"]
+CODECS: tuple[CodecType, ...] = get_args(CodecType)
+WHOLE_ROWS = tuple(kind for kind in CODECS if kind != "dct")  # that send every entry of a row
 DENSITY, EVERY = 0.25, 1000
 
 
@@ -103,7 +114,7 @@ class Codecs:
     def __post_init__(self) -> None:
         if self.backward.type == "dct":
             raise ValueError(
-                "backward.type is dct, must be one of fp32, fp16, bf16, int8: with forward dct, "
+                f"backward.type is dct, must be one of {', '.join(WHOLE_ROWS)}: with forward dct, "
                 "gradients of the entries that travelled forward travel back, and backward is "
                 "their format"
             )

@@ -5,15 +5,17 @@ link it uses, and the time of the slower kind to carry its bytes; an all-to-all 
 each rank at the other end.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
+__all__ = ["DEVICES", "ClusterConfig", "LinkConfig", "RatesConfig"]
 
+Device = Literal["cuda", "cpu"]
+DEVICES: tuple[Device, ...] = get_args(Device)
 GB, MB = 1e9, 1e6
 
 
@@ -79,7 +81,7 @@ class ClusterConfig:
     """
 
     name: str = "cluster"
-    device: Literal["cuda", "cpu"] = "cuda"
+    device: Device = "cuda"
     ranks: int = Field(default=8, ge=1)
     ranks_per_node: int = Field(default=8, ge=1)
     memory: float = Field(default=80.0, gt=0)

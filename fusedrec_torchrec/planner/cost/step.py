@@ -59,7 +59,8 @@ from fusedrec_torchrec.exchange.capacity import GRANULE
 from fusedrec_torchrec.exchange.messages import COUNTS
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.grid_options import GridSync
+from fusedrec_torchrec.sharding.sharding_type import FUSED, SHARDINGS
 
 __all__ = [
     "STOCK",
@@ -72,7 +73,7 @@ __all__ = [
     "with_sync",
 ]
 
-STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
+STOCK = tuple(kind for kind in SHARDINGS if kind != FUSED)
 COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 STOCK_ID_BYTES, LENGTH_BYTES = 8, 4
 STOCK_SPLIT_BYTES = 24  # of TorchRec's first all-to-all, to each other rank
@@ -90,7 +91,7 @@ class Groups:
         number: groups.
         local: ranks of a group on one node; as many as can be if None.
         local_replicas: replicas of a shard on one node.
-        sync: what replicas exchange, ``weights`` or ``gradients``.
+        sync: what replicas exchange.
         sync_every: steps from one sync of weights to the next.
     """
 
@@ -98,7 +99,7 @@ class Groups:
     number: int = 1
     local: int | None = None
     local_replicas: int | None = None
-    sync: str = "weights"
+    sync: GridSync = "weights"
     sync_every: int = 1
 
 
@@ -183,7 +184,7 @@ class Part:
         return base, (cluster.all_to_all(1e6, self.ranks, self.local) - base) / 1e6
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
     """Is a training step of one system, as a list of parts.
 
