@@ -191,7 +191,7 @@ class _OneSize:
                 yield _Run(step, "column_wise", 1.0, scaled=())
             for how, whole in (("table_wise", tables), (f"columns of {NARROW}", narrow)):
                 step = stock_step("table_wise", whole, batch, ranks)
-                step.tables = len(tables)
+                step = replace(step, tables=len(tables))
                 work = next(p for p in step.parts if p.name == "lookup").amount_W
                 busiest = float(work.max() / max(work.mean(), 1e-30))
                 yield _Run(step, how, busiest, scaled=())  # whole tables are where they are

@@ -74,6 +74,10 @@ class BadBatches:
         self.skipped = 0
         """Steps that were left out, in a run that goes on also before."""
 
+    def go_on(self, skipped: int) -> None:
+        """Goes on with a run in which so many steps were left out before."""
+        self.skipped = skipped
+
     # ------------------------------------------------------------ batches
 
     def watch(self, batches: Iterable[Batch], first: int, stop: int) -> Iterator[Batch]:

@@ -121,20 +121,22 @@ class Prices:
                 [spread], self._batch, self.ranks, even, exact_counts=True, on_host=[host]
             )
             if not self._exact_counts:  # whose messages have one capacity for all tables
-                step.parts = [
+                parts = [
                     replace(p, amount_W=p.amount_W * (1 + SLACK)) if p.name == "ids" else p
                     for p in step.parts
                     if p.name != "counts"
                 ]
+                step = replace(step, parts=parts)
             return with_sync(step, [spread], self._batch, self._groups, even)
         host &= system != TABLE_WISE  # whole tables stay on devices
         step = stock_step(system, [spread], self._batch, self.ranks, on_host=[host])
         if system == TABLE_WISE:
             alone = {"lengths", "ids", "lookup", "rows", "gradients", "update"}
-            step.parts = [
+            parts = [
                 replace(p, amount_W=np.zeros(self.ranks)) if p.name in alone else p
                 for p in step.parts
             ]
+            step = replace(step, parts=parts)
         return with_sync(step, [spread], self._batch, self._groups, even)
 
     def of_whole_tables(self, loads_KW: Floats) -> float:

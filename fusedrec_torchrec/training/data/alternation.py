@@ -9,8 +9,9 @@ Where a run stands follows from the numbers of batches and the rates so far alon
 checkpoint needs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Alternation", "Rates"]
 
@@ -48,6 +49,15 @@ class Rates:
         elif len(self.losses) > PATIENCE:
             self._change(batch, min(rate * 2, HIGHEST_RATE))
             self.losses = [loss]
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint has to keep."""
+        return {"changes": self.changes, "losses": self.losses}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state`` has returned."""
+        self.changes = [(first, rate) for first, rate in state["changes"]]
+        self.losses = list(state["losses"])
 
     def _change(self, batch: int, rate: float) -> None:
         self.changes = [(first, r) for first, r in self.changes if first < batch]
