@@ -241,7 +241,7 @@ def _status_of(batch: Batch | Unread) -> int:
 
 
 class _Statuses:
-    """The status of a batch on every rank, on its way between them."""
+    """Is the status of a batch on every rank, on its way between them."""
 
     def __init__(self, group: dist.ProcessGroup, problem: str | None, status: int) -> None:
         self.problem = problem

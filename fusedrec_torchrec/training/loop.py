@@ -44,7 +44,7 @@ COUNT_APART = 5
 
 @dataclass
 class _Window:
-    """Time and traffic since the last record."""
+    """Holds time and traffic since the last record."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -53,7 +53,7 @@ class _Window:
 
 
 class Training:
-    """The training of one run, on one rank.
+    """Is the training of one run, on one rank.
 
     Args:
         config: of the run.

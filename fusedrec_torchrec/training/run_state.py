@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run needs besides weights and optimizer state to go on as if it had not stopped.
+    """Holds what a run needs to go on as if it had not stopped, besides weights and their state.
 
     Attributes:
         step: steps done, which is also the position in the data.

@@ -67,8 +67,8 @@ def test_it_needs_nothing_else(report: Path) -> None:
     text = report.read_text()
     assert not re.search(r"""<(script|link|img|iframe)[^>]*\b(src|href)=""", text)
     assert "<table 0>" not in text and "&lt;table 0&gt;" in text  # names are not markup
-    for part in ("What limits:", "What would help:", "What if: memory for hot rows", "long"):
-        assert part in text
+    for heading in ("What limits:", "What would help:", "What if: memory for hot rows", "long"):
+        assert heading in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt install chromium)")

@@ -152,7 +152,7 @@ class ClusterConfig:
         seconds = 2 * (local - 1) / local * size / (self.within_node.all_reduce * GB)
         latency = self.within_node.latency if local > 1 else 0.0
         if nodes > 1:
-            part = size / local  # each rank of a node has its part of the sum
-            seconds += 2 * (nodes - 1) / nodes * part / (self.between_nodes.all_reduce * GB)
+            share = size / local  # each rank of a node has its share of the sum
+            seconds += 2 * (nodes - 1) / nodes * share / (self.between_nodes.all_reduce * GB)
             latency += self.between_nodes.latency
         return seconds + latency * 1e-6

@@ -21,7 +21,7 @@ LEAST_RATE, HIGHEST_RATE = 1 / 64, 1.0
 
 @dataclass
 class Rates:
-    """The rate at which hot and cold batches alternate, from each batch on.
+    """Is the rate at which hot and cold batches alternate, from each batch on.
 
     Attributes:
         adaptive: whether evaluations change it.
@@ -65,7 +65,7 @@ class Rates:
 
 
 class Alternation:
-    """The order of some hot and some cold batches.
+    """Is the order of some hot and some cold batches.
 
     Args:
         hot: number of hot batches.

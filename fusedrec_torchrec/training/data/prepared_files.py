@@ -89,7 +89,7 @@ class _Manifest:
 
 
 class RowGroup(NamedTuple):
-    """A row group of a parquet file, which is read at once.
+    """Is a row group of a parquet file, which is read at once.
 
     Attributes:
         path: of the file.
