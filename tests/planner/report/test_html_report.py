@@ -15,7 +15,7 @@ from fusedrec_torchrec.planner.report.explain import Explanation
 from fusedrec_torchrec.planner.report.html_report import write_report
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
-from tests.planner.test_decide import profiled, quick, table
+from tests.planner.search.test_decide import profiled, quick, table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PLOTS = ["breakdown", "load", "coverage", "what-if-0", "what-if-1", "what-if-2", "what-if-3"]
