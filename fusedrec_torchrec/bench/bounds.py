@@ -30,7 +30,7 @@ __all__ = ["Bounds"]
 
 @dataclass
 class _Batch:
-    """What the fused step exchanges for one batch."""
+    """Holds what the fused step exchanges for one batch."""
 
     counts_out: list[list[int]]
     counts_in: list[list[int]]
@@ -39,7 +39,7 @@ class _Batch:
 
 
 class Bounds:
-    """Lower bounds of the fused system on a workload.
+    """Measures lower bounds of the fused system on a workload.
 
     Attributes:
         operations: the bare operations by name; each takes the number of a batch.

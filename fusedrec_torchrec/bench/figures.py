@@ -22,7 +22,7 @@ TOLERATED = 1.05
 
 @dataclass(frozen=True)
 class SystemFigures:
-    """The figures of one system on one workload.
+    """Holds the figures of one system on one workload.
 
     Attributes:
         milliseconds: median of a step.
@@ -43,7 +43,7 @@ class SystemFigures:
 
 
 class WorkloadFigures:
-    """The figures of one workload, from the measurements as the JSON file has them."""
+    """Holds the figures of one workload, from the measurements as the JSON file has them."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.config = from_mapping(WorkloadConfig, result["workload"])

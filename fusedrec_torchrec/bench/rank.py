@@ -32,7 +32,7 @@ __all__ = ["Rank", "main"]
 
 
 class Rank:
-    """A system's model on this rank, and what can be asked about it."""
+    """Holds a system's model on this rank, and what can be asked about it."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         suite = from_mapping(SuiteConfig, job["suite"])

@@ -23,7 +23,7 @@ class RankError(RuntimeError):
 
 
 class Ranks:
-    """All ranks of one system, each a process of its own; they end with the context.
+    """Runs all ranks of one system, each a process of its own; they end with the context.
 
     Args:
         system: name of the system.

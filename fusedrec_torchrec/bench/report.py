@@ -13,7 +13,7 @@ __all__ = ["Table", "print_report", "tables"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts."""
+    """Is a table of texts."""
 
     title: str
     columns: tuple[str, ...]

@@ -162,11 +162,11 @@ class SuiteConfig:
             ValueError: there is none.
         """
         workloads = self.expanded()
-        found = [workload for workload in workloads if only is None or only in workload.name]
-        if not found:
+        matching = [workload for workload in workloads if only is None or only in workload.name]
+        if not matching:
             names = ", ".join(repr(workload.name) for workload in workloads)
             raise ValueError(f"no workload's name contains {only!r}; there are {names}")
-        return found
+        return matching
 
 
 def _short(value: Any) -> str:

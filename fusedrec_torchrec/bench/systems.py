@@ -48,7 +48,7 @@ OPTIMIZER = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0
 
 
 class System:
-    """A sharded model and its training step."""
+    """Holds a sharded model and its training step."""
 
     def __init__(self, name: str, model: DistributedModelParallel) -> None:
         self.name = name

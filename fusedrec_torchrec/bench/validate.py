@@ -49,7 +49,7 @@ Clusters = Mapping[tuple[int, str], ClusterConfig]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system on a workload, as predicted and as measured.
+    """Is a system on a workload, as predicted and as measured.
 
     Attributes:
         workload, system: what was run.

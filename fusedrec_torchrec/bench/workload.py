@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
-    """A model of nothing but embeddings: what sharding is about."""
+    """Is a model of nothing but embeddings: what sharding is about."""
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank trains on.
+    """Holds what one rank trains on.
 
     Attributes:
         table_rows: rows by table.

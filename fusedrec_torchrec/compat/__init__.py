@@ -14,6 +14,7 @@
 ``jagged_tensor``       what KeyedJaggedTensor does not let others set
 ``feature_processors``  the processors of a feature-processed module
 ``dmp_collection``      TorchRec's DMPCollection on any device
+``communication_hooks``  the hooks of DistributedDataParallel
 ``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
 ``planner_stats``       abbreviations in TorchRec's planner statistics

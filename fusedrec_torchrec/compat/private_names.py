@@ -106,6 +106,10 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_remote_device",
     ),
     *_of(
+        "torch.nn.parallel.DistributedDataParallel",
+        "_comm_hooks",
+    ),
+    *_of(
         "torch.utils",
         "_python_dispatch",
     ),

@@ -167,7 +167,7 @@ class Average:
         rows_of_ranks = messages[:, :header].tolist()
         totals = [sum(row) for row in rows_of_ranks]
         if self._whole_is_less(rows_of_ranks):
-            self._capacity.current = 0  # a header is all it takes to find out again
+            self._capacity.clear()  # a header is all it takes to find out again
             return None
         self._capacity.update(max(self._capacity.wanted(total) for total in totals))
         if max(totals) > capacity:

@@ -15,19 +15,19 @@ Rows are replicated in the order of their use, so the question is how many.  The
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.replication import chance_of_uses, cheapest, sync_bytes
+from fusedrec_torchrec.core.config import section
 
 __all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
 
 ID_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class CostOptions:
     """Says what the cost model assumes of machine and training.
 
@@ -39,8 +39,6 @@ class CostOptions:
         latency: seconds that a collective takes without any data.
         hidden: share of the sync's time that runs beside other work.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     batch_size: int = 2048
     all_to_all_bandwidth: float = 1e9

@@ -37,6 +37,15 @@ class Used:
     rows: int = 0
     hot: int = 0
 
+    def add(self, rows: int, hot: int) -> None:
+        """Counts the rows of a batch."""
+        self.rows += rows
+        self.hot += hot
+
+    def reset(self) -> None:
+        """Begins to count anew."""
+        self.rows = self.hot = 0
+
 
 class HotRows(Replication):
     """Hot rows on this rank.
@@ -340,8 +349,7 @@ class HotBatch(BatchReplicas):
     ) -> None:
         self.places, self.counts, self.stale = places, counts, stale
         self.needs_owners = needs_owners
-        self.rows.used.rows += rows
-        self.rows.used.hot += sum(each.numel() for each in places)
+        self.rows.used.add(rows, sum(each.numel() for each in places))
 
     def enter(self) -> None:
         self.rows.enter(self)

@@ -83,7 +83,7 @@ class FusedPerfEstimator(ShardEstimator):
         ranges = np.cumsum([0, *(shard.size[0] for shard in option.shards)])
         step = fused_step([load], 1, ranks, [ranges])
         lookup_W, rows_W = (
-            next(part.amount_W for part in step.parts if part.name == name).tolist()
+            next(stage.amount_W for stage in step.stages if stage.name == name).tolist()
             for name in ("lookup", "rows")
         )
         for shard, lookup, rows in zip(option.shards, lookup_W, rows_W, strict=True):

@@ -106,7 +106,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         self._selected: list[ShardingOption] = []
         topology = _topology(topology, sharding_group_size, cluster)
         given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
-        self._torchrec_searches = any(part is not None for part in given)
+        self._torchrec_searches = any(component is not None for component in given)
         self._reserves = storage_reservation is not None
         self._parts: dict[str, Any] = {
             "enumerator": enumerator,
@@ -308,7 +308,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
 
 
 class _Planned(NamedTuple):
-    """The last plan and what it is for."""
+    """Holds the last plan and what it is for."""
 
     module: nn.Module
     sharders: list[ModuleSharder[nn.Module]]
@@ -317,7 +317,7 @@ class _Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class _CostModel:
-    """What the cost model is given, in the planner's words."""
+    """Holds what the cost model is given, in the planner's words."""
 
     cluster: ClusterConfig | None
     search: SearchConfig | None

@@ -64,56 +64,66 @@ RUN = re.compile(r"(\d+)(?: x (\d+))?")
 
 @section
 class TablePlan:
+    """Describes how one table is sharded.
+
+    Attributes:
+        rows: of the table.
+        columns: of the table.
+        sharding: fused_row_wise, or a sharding type of TorchRec.
+        kernel: compute kernel of TorchRec.
+        ranks: ranks that have shards, in the order of the shards; all ranks if none.
+        rows_per_rank: rows of each shard, if shards are rows.
+        columns_per_rank: columns of each shard, if shards are columns.
+        shards: [offsets, sizes] of each shard, if they are neither.
+        hot_rows: how many rows are replicated on every rank; which ones is in hot_file.
+        hot_rule: what rows are, if not by their ids.
+        codecs: how its rows and gradients travel; as those of the other tables if none.
+    """
+
     rows: int
-    """Of the table."""
     columns: int
-    """Of the table."""
     sharding: str
-    """fused_row_wise, or a sharding type of TorchRec."""
     kernel: str = "fused"
-    """Compute kernel of TorchRec."""
     ranks: list[int] | None = None
-    """Ranks that have shards, in the order of the shards; all ranks if none."""
     rows_per_rank: str | None = None
-    """Rows of each shard, if shards are rows."""
     columns_per_rank: str | None = None
-    """Columns of each shard, if shards are columns."""
     shards: list[list[list[int]]] | None = None
-    """[offsets, sizes] of each shard, if they are neither."""
     hot_rows: int = 0
-    """How many rows are replicated on every rank; which ones is in hot_file."""
     hot_rule: HotRule | None = None
-    """What rows are, if not by their ids."""
     codecs: Codecs | None = None
-    """How its rows and gradients travel; as those of the other tables if none."""
 
 
 @section
 class PlanFile:
+    """Holds all that a plan file says.
+
+    Attributes:
+        version: of this format.
+        ranks: that the plan is for, of all groups.
+        ranks_per_node: of a group, on one node.
+        device: where tables live.
+        grid: 2D parallelism: the plan is that of one group.
+        input_dist: how ids of fused tables travel; as sharders say if none.
+        hot_sync_every: steps from one sync of hot rows to the next.
+        hot_file: file of the hot rows, in the folder of this one.
+        hot_digest: of the hot rows, so that a file of others is refused.
+        codecs: how rows and gradients of fused tables travel; as sharders say if none.
+        expected: what the cost model expects.
+        tables: by table name.
+    """
+
     version: Literal[1] = 1
-    """Of this format."""
     ranks: int = Field(ge=1, le=MOST_RANKS)
-    """That the plan is for, of all groups."""
     ranks_per_node: int = Field(default=1, ge=1, le=MOST_RANKS)
-    """Of a group, on one node."""
     device: str = "cpu"
-    """Where tables live."""
     grid: GridOptions | None = None
-    """2D parallelism: the plan is that of one group."""
     input_dist: InputDist | None = None
-    """How ids of fused tables travel; as sharders say if none."""
     hot_sync_every: int = Field(default=1, ge=1)
-    """Steps from one sync of hot rows to the next."""
     hot_file: str | None = None
-    """File of the hot rows, in the folder of this one."""
     hot_digest: str | None = None
-    """Of the hot rows, so that a file of others is refused."""
     codecs: Codecs | None = None
-    """How rows and gradients of fused tables travel; as sharders say if none."""
     expected: dict[str, float] = Field(default={})
-    """What the cost model expects."""
     tables: dict[str, TablePlan]
-    """By table name."""
 
     def check(self, ranks: int, device: str, source: str) -> None:
         """Refuses to be used elsewhere than where the plan was made for.

@@ -3,7 +3,7 @@
 ===============  ================================================================================
 ``cluster``      links, memories and rates of a cluster
 ``table_load``   what a model asks of a table
-``step``         a step as a list of parts, with the bytes or the work of every rank
+``step``         a step as a list of stages, with the bytes or the work of every rank
 ``fusing``       whether fusing a table pays where no cluster is known
 ``memory``       bytes of a rank: tables, replicas of hot rows, buffers
 ``row_ranges``   which rows a rank owns, so that all are asked for as much

@@ -30,4 +30,4 @@ def fusing_pays(table: TableLoad, batch: int) -> bool:
 
 
 def _bytes_of_rows(step: Step) -> float:
-    return sum(part.bytes_sent for part in step.parts if part.name == "rows")
+    return sum(stage.bytes_sent for stage in step.stages if stage.name == "rows")

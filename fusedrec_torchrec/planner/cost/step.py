@@ -1,8 +1,8 @@
 """What a training step costs, formula by formula: bytes of each collective, work of each stage.
 
-A step is a list of parts, each with a number for every rank: bytes that the rank sends in a
+A step is a list of stages, each with a number for every rank: bytes that the rank sends in a
 collective, or bytes and ids that it works on.  Bytes are countable, and benchmarks count them.
-Seconds come from a cluster's rates, and a part takes as long as it takes the busiest rank.
+Seconds come from a cluster's rates, and a stage takes as long as it takes the busiest rank.
 
 Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its
 pooling; U distinct rows among them, the sum over rows of 1 - (1 - p)^n; D columns; 4 bytes a
@@ -59,20 +59,21 @@ from fusedrec_torchrec.exchange.capacity import GRANULE
 from fusedrec_torchrec.exchange.messages import COUNTS
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.grid_options import GridSync
+from fusedrec_torchrec.sharding.sharding_type import FUSED, SHARDINGS
 
 __all__ = [
     "STOCK",
     "Groups",
     "HotUse",
-    "Part",
+    "Stage",
     "Step",
     "fused_step",
     "stock_step",
     "with_sync",
 ]
 
-STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
+STOCK = tuple(kind for kind in SHARDINGS if kind != FUSED)
 COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 STOCK_ID_BYTES, LENGTH_BYTES = 8, 4
 STOCK_SPLIT_BYTES = 24  # of TorchRec's first all-to-all, to each other rank
@@ -90,7 +91,7 @@ class Groups:
         number: groups.
         local: ranks of a group on one node; as many as can be if None.
         local_replicas: replicas of a shard on one node.
-        sync: what replicas exchange, ``weights`` or ``gradients``.
+        sync: what replicas exchange.
         sync_every: steps from one sync of weights to the next.
     """
 
@@ -98,7 +99,7 @@ class Groups:
     number: int = 1
     local: int | None = None
     local_replicas: int | None = None
-    sync: str = "weights"
+    sync: GridSync = "weights"
     sync_every: int = 1
 
 
@@ -127,12 +128,12 @@ class HotUse:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Is one part of a step: a collective, or the work of a stage.
+class Stage:
+    """Is one stage of a step: a collective, or work of the ranks themselves.
 
     Attributes:
-        name: of the stage.
-        kind: a collective, or the rate that limits the part: ``ids``, ``lookup``, ``pooling``,
+        name: what it is called.
+        kind: a collective, or the rate that limits the stage: ``ids``, ``lookup``, ``pooling``,
             ``hot``.
         amount_W: bytes that each rank sends, or bytes or ids that it works on.
         ranks: that take part in the collective.
@@ -183,36 +184,36 @@ class Part:
         return base, (cluster.all_to_all(1e6, self.ranks, self.local) - base) / 1e6
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
-    """Is a training step of one system, as a list of parts.
+    """Is a training step of one system, as a list of stages.
 
     Attributes:
         system: its name.
         tables: how many there are.
         ranks: over which they are sharded.
-        parts: in the order of the step.
+        stages: in the order of the step.
     """
 
     system: str
     tables: int
     ranks: int
-    parts: list[Part] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
 
     def add(self, name: str, kind: str, amount_W: Floats | float) -> None:
-        """Adds a part at the end, with an amount for each rank or one for all."""
+        """Adds a stage at the end, with an amount for each rank or one for all."""
         amount_W = np.broadcast_to(np.asarray(amount_W, dtype=np.float64), (self.ranks,))
-        self.parts.append(Part(name, kind, amount_W, self.ranks))
+        self.stages.append(Stage(name, kind, amount_W, self.ranks))
 
     @property
     def bytes_sent(self) -> float:
         """Bytes that all ranks send in all collectives."""
-        return sum(part.bytes_sent for part in self.parts)
+        return sum(stage.bytes_sent for stage in self.stages)
 
     @property
     def collectives(self) -> float:
         """How many collectives there are in a step, in the mean."""
-        return sum(part.times for part in self.parts if part.is_collective)
+        return sum(stage.times for stage in self.stages if stage.is_collective)
 
     def rates(self, cluster: ClusterConfig) -> RatesConfig:
         """Returns the rates of this system on a cluster."""
@@ -226,12 +227,12 @@ class Step:
     def seconds(self, cluster: ClusterConfig) -> float:
         """Returns how long the whole step takes."""
         rates = self.rates(cluster)
-        return self.overhead(cluster) + sum(part.seconds(cluster, rates) for part in self.parts)
+        return self.overhead(cluster) + sum(stage.seconds(cluster, rates) for stage in self.stages)
 
     def in_groups(self, groups: Groups) -> "Step":
         """Returns the same step where the ranks of a group are on so many nodes."""
-        parts = [replace(part, local=groups.local) for part in self.parts]
-        return Step(self.system, self.tables, self.ranks, parts)
+        stages = [replace(stage, local=groups.local) for stage in self.stages]
+        return Step(self.system, self.tables, self.ranks, stages)
 
 
 def fused_step(
@@ -289,7 +290,7 @@ def fused_step(
     step.add("gradients", "all_to_all", gradients_W.sum() - gradients_W)
     _look_up(step, "update", ranks * unique_T * table_bytes_T, shares_TW, host_T)
     if hot is not None and hot.rows:
-        step.parts.append(_hot_sync(tables, batch, ranks, hot))
+        step.stages.append(_hot_sync(tables, batch, ranks, hot))
     return step
 
 
@@ -320,7 +321,7 @@ def _look_up(
         step.add(f"{name}_on_host", "host_lookup", (bytes_T * host_T) @ shares_TW)
 
 
-def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Part:
+def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Stage:
     """Returns the sync of hot rows, in the way that sends fewer bytes."""
     touched = sum(
         (t.unique(batch * hot.sync_every) - t.unique(batch * hot.sync_every, int(h)))
@@ -333,7 +334,7 @@ def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) 
     sparse, dense = sync_bytes(touched, replicated, ranks)
     kind, sent = ("all_to_all", sparse) if sparse <= dense else ("all_reduce", dense)
     amount_W = np.full(ranks, sent)
-    return Part("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
+    return Stage("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
 
 
 def with_sync(
@@ -355,12 +356,14 @@ def with_sync(
     group_T = np.array([t.unique(batch * size * steps) for t in tables])
     own_W = group_T @ shares_TW
 
-    def part(name: str, kind: str, amount_W: Floats, times: float = 1.0) -> Part:
-        return Part(name, kind, amount_W, number, groups.local_replicas, times)
+    def stage(name: str, kind: str, amount_W: Floats, times: float = 1.0) -> Stage:
+        return Stage(name, kind, amount_W, number, groups.local_replicas, times)
 
     if groups.sync == "gradients":
         sent_T = group_T * np.array([(t.dim + 1) * NUMBER_BYTES for t in tables])
-        step.parts.append(part("sync_gradients", "all_to_all", (number - 1) * (sent_T @ shares_TW)))
+        step.stages.append(
+            stage("sync_gradients", "all_to_all", (number - 1) * (sent_T @ shares_TW))
+        )
         return step
     somewhere_T = np.array([t.unique(batch * size * number * steps) for t in tables])
     bytes_T = np.array([float(t.row_bytes) for t in tables])
@@ -371,10 +374,10 @@ def with_sync(
     reduced = 2 * (number - 1) / number
     numbers_W = (number - 1) * own_W * NUMBER_BYTES * (1 + SLACK)
     if (reduced * touched_W + numbers_W).max() < reduced * whole_W.max():
-        step.parts.append(part("sync_ids", "all_to_all", numbers_W, 1 / steps))
-        step.parts.append(part("sync_rows", "all_reduce", reduced * touched_W, 1 / steps))
+        step.stages.append(stage("sync_ids", "all_to_all", numbers_W, 1 / steps))
+        step.stages.append(stage("sync_rows", "all_reduce", reduced * touched_W, 1 / steps))
     else:
-        step.parts.append(part("sync_rows", "all_reduce", reduced * whole_W, 1 / steps))
+        step.stages.append(stage("sync_rows", "all_reduce", reduced * whole_W, 1 / steps))
     return step
 
 
@@ -420,7 +423,7 @@ def stock_step(
 
 
 class _StockTables:
-    """Adds the parts of stock shardings to a step, for tables that are sharded alike."""
+    """Adds the stages of stock shardings to a step, for tables that are sharded alike."""
 
     def __init__(
         self,

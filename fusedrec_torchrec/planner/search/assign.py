@@ -98,7 +98,7 @@ class Prices:
                 prices.append(known[key])
             self.of_tables[system] = np.array(prices)
         step = stock_step(TABLE_WISE, [nothing], batch, self.ranks).in_groups(groups)
-        self._wire = next(p for p in step.parts if p.name == "rows").line(cluster)[1]
+        self._wire = next(stage for stage in step.stages if stage.name == "rows").line(cluster)[1]
         self._lookup = 2 * self.ranks / (cluster.rates(TABLE_WISE).lookup * 1e9)
         self.loads_KT = np.array(
             [
@@ -121,20 +121,22 @@ class Prices:
                 [spread], self._batch, self.ranks, even, exact_counts=True, on_host=[host]
             )
             if not self._exact_counts:  # whose messages have one capacity for all tables
-                step.parts = [
+                stages = [
                     replace(p, amount_W=p.amount_W * (1 + SLACK)) if p.name == "ids" else p
-                    for p in step.parts
+                    for p in step.stages
                     if p.name != "counts"
                 ]
+                step = replace(step, stages=stages)
             return with_sync(step, [spread], self._batch, self._groups, even)
         host &= system != TABLE_WISE  # whole tables stay on devices
         step = stock_step(system, [spread], self._batch, self.ranks, on_host=[host])
         if system == TABLE_WISE:
             alone = {"lengths", "ids", "lookup", "rows", "gradients", "update"}
-            step.parts = [
+            stages = [
                 replace(p, amount_W=np.zeros(self.ranks)) if p.name in alone else p
-                for p in step.parts
+                for p in step.stages
             ]
+            step = replace(step, stages=stages)
         return with_sync(step, [spread], self._batch, self._groups, even)
 
     def of_whole_tables(self, loads_KW: Floats) -> float:
