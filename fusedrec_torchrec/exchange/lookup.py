@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
@@ -103,8 +102,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         """Brings rows of host memory into the device's cache ahead of the lookup."""
         rows_per_bucket = bucket_major(sparse_features.rows_R, sparse_features.context.counts_in)
         for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True):
-            location = kernel.emb_module.embedding_specs[0][2]
-            if location == EmbeddingLocation.MANAGED_CACHING:
+            if kernel.table.is_cached:
                 kernel.emb_module.prefetch(
                     indices=rows_R,
                     offsets=kernel.one_id_per_bag(rows_R.numel()),

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen as FbgemmTable,
-)
 from torch import nn
 
 from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.fbgemm_table import (
+    FbgemmTable,
+    device_of,
+    is_cached,
+    tables_of_features,
+)
 from fusedrec_torchrec.compat.lookups import lookups_of
 
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
@@ -68,18 +70,14 @@ class TableRows:
         # Our buckets are one table with one feature, and ids that were checked.
         self._is_bucket = isinstance(table, BucketTable)
         starts = list(accumulate(self.row_counts, initial=0))
-        device = table.current_device
-        self._start_F = torch.tensor([starts[t] for t in table.feature_table_map], device=device)
-        self._rows_F = torch.tensor(
-            [self.row_counts[t] for t in table.feature_table_map], device=device
-        )
+        device, tables_F = device_of(table), tables_of_features(table)
+        self._start_F = torch.tensor([starts[t] for t in tables_F], device=device)
+        self._rows_F = torch.tensor([self.row_counts[t] for t in tables_F], device=device)
 
     @property
     def is_cached(self) -> bool:
         """Whether the device has a cache of rows in host memory."""
-        return any(
-            spec[2] == EmbeddingLocation.MANAGED_CACHING for spec in self.table.embedding_specs
-        )
+        return is_cached(self.table)
 
     def row_numbers(
         self,

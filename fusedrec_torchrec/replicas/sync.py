@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.compat.bucket_table import OptimizerSettings
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait, waiting
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.replicas.coded import coded_gradients
-from fusedrec_torchrec.replicas.replica import Replica, Settings
+from fusedrec_torchrec.replicas.replica import Replica
 
 __all__ = ["GradientSync"]
 
@@ -50,7 +51,7 @@ class _InFlight:
     messages: list[torch.Tensor]
     counts: list[list[int]] | None
     dtype: torch.dtype
-    settings: list[Settings]
+    settings: list[OptimizerSettings]
 
 
 class GradientSync:
@@ -186,7 +187,7 @@ class GradientSync:
         else:
             self._in_flight = self._send_dense(places, gradients)
 
-    def _settings(self) -> list[Settings]:
+    def _settings(self) -> list[OptimizerSettings]:
         return [replica.settings() for replica in self._replicas]
 
     def _send_sparse(
@@ -344,8 +345,7 @@ def _touched(
     On CUDA all places, where that makes no difference: to find out which would be a host
     synchronisation.  Without weight decay and with some eps, a gradient of zero changes nothing.
     """
-    arguments = replica.kernel.table.optimizer_args
-    if touched.device.type != "cpu" and not arguments.weight_decay and arguments.eps:
+    if touched.device.type != "cpu" and not replica.kernel.table.zero_gradients_change_rows:
         return torch.arange(len(sums), dtype=torch.int32, device=sums.device), sums.to(dtype)
     places = touched.nonzero().flatten()
     return places.int(), sums.index_select(0, places).to(dtype)
