@@ -27,6 +27,7 @@ from fusedrec_torchrec.codecs.wire import Wire, build, build_backward
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.id_group import id_group
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.all_ranks import raise_naming_ranks
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 from fusedrec_torchrec.exchange.buckets import BucketedTables, check_bucket, group_into_buckets
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -171,22 +172,21 @@ class FusedEmbeddingSharding(
 
     def _choose_on_all_ranks(self, tables: BucketedTables, hot: HotOptions) -> Chosen | None:
         """Chooses hot rows; every rank reads files of its own, so ranks compare their choice."""
-        chosen, problem, facts = None, None, {}
+        if not (hot.tables or hot.rule is not None or hot.hot_set is not None):
+            return None
+        chosen, problem = None, None
         try:
             chosen = choose(hot, tables)
         except (ValueError, OSError) as error:
-            problem = error
-            facts = facts_of("error", str(error))
-        if chosen is not None:
-            facts = facts_of("capacity of buckets", chosen.capacity)
-            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
-            facts |= facts_of("use of C++ operators", native.available_on(self._device))
-            for table, ids in zip(tables.tables, chosen.ids, strict=True):
-                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
-        if hot.tables or hot.rule is not None or hot.hot_set is not None:
-            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
-        if problem is not None:
-            raise problem
+            problem = str(error)
+        raise_naming_ranks(problem, self._group())
+        assert chosen is not None
+        facts = facts_of("capacity of buckets", chosen.capacity)
+        # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
+        facts |= facts_of("use of C++ operators", native.available_on(self._device))
+        for table, ids in zip(tables.tables, chosen.ids, strict=True):
+            facts |= facts_of(f"hot rows of table {table.name!r}", ids)
+        check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
         return chosen
 
     def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
