@@ -124,12 +124,12 @@ class SharedUpdates(Replication):
             return
         coded.load_thresholds(states)
         for k, left in enumerate(coded.left):
-            found = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
-            if own and found and found[0].shape == left.shape:
-                left.copy_(found[0])
+            left_before = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
+            if own and left_before and left_before[0].shape == left.shape:
+                left.copy_(left_before[0])
             else:
                 left.zero_()
-                if found:
+                if left_before:
                     logger.warning(
                         "what codecs had left of gradients between groups is lost: the tables are "
                         "sharded in another way than in the checkpoint"
@@ -155,7 +155,7 @@ class SharedUpdates(Replication):
             else:
                 distinct.append(rows_R)
                 inverse.append(None)
-        own = to_device([each.numel() for each in distinct], rows[0].device)
+        own = to_device([rows_U.numel() for rows_U in distinct], rows[0].device)
         counts = own.new_empty(self._pg.size() * own.numel())
         work = dist.all_gather_single(counts, own, group=self._pg, async_op=True)
         return _Lookup(distinct, inverse, counts, work)

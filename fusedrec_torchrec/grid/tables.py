@@ -20,8 +20,8 @@ __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
     """Returns all sharded tables that are trained in backward, in the same order on all ranks."""
-    parts = (part for lookup in lookups_of(model) for part in lookup.modules())
-    tables = (part for part in parts if isinstance(part, FbgemmTable))
+    modules = (module for lookup in lookups_of(model) for module in lookup.modules())
+    tables = (module for module in modules if isinstance(module, FbgemmTable))
     return [table for table in tables if not getattr(table, "frozen", False)]
 
 
@@ -106,7 +106,7 @@ class TableRows:
 
 
 def _floats(state: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Averages of counters and step numbers make no sense."""
+    """Returns the states that can be averaged: not counters and step numbers."""
     return tuple(t.detach() for t in state if t.is_floating_point() and t.numel())
 
 
@@ -129,11 +129,15 @@ def _blocks(first_row: int, per_table: Sequence[Sequence[torch.Tensor]]) -> Iter
         first_row += tensors[0].size(0)
 
 
-def _one_behind_another(parts: Sequence[torch.Tensor]) -> bool:
-    first = parts[0]
-    place = first.data_ptr()
-    for part in parts:
-        if part.size(1) != first.size(1) or part.data_ptr() != place or not part.is_contiguous():
+def _one_behind_another(matrices: Sequence[torch.Tensor]) -> bool:
+    first = matrices[0]
+    address = first.data_ptr()
+    for matrix in matrices:
+        if (
+            matrix.size(1) != first.size(1)
+            or matrix.data_ptr() != address
+            or not matrix.is_contiguous()
+        ):
             return False
-        place += part.nbytes
+        address += matrix.nbytes
     return True

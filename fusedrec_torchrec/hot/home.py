@@ -78,7 +78,7 @@ class Home:
 
     def set_newer(self, newer: list[torch.Tensor]) -> None:
         self.newer = newer
-        self._any_newer = any(bool(each.any()) for each in newer)
+        self._any_newer = any(bool(of_tensor.any()) for of_tensor in newer)
 
     def none_newer(self) -> None:
         """Makes no home count: the replicas have been loaded from them."""

@@ -190,14 +190,14 @@ class FusedEmbeddingSharding(
         return chosen
 
     def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
-        """Codecs of rows and of gradients; None if all travel as they are."""
+        """Returns the codecs of rows and of gradients; None if all travel as they are."""
         of_bucket = [codecs[self.layout.tables[b.first_table].name] for b in self.layout.buckets]
-        if all(each is None for each in of_bucket):
+        if all(codecs_or_none is None for codecs_or_none in of_bucket):
             return None
         for config in self._grouped_embedding_configs:
             check_output_type(config, codecs)
         dims = [bucket.dim for bucket in self.layout.buckets]
-        both = [each or Codecs() for each in of_bucket]
+        both = [codecs_or_none or Codecs() for codecs_or_none in of_bucket]
         forward = [build(c.forward, d, self._device) for c, d in zip(both, dims, strict=True)]
         backward = [
             build_backward(c.backward, codec, dim, self._device)
