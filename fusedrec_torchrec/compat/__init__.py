@@ -4,6 +4,7 @@
 ``private_names``       every private name of theirs that the package uses
 ``optimizers``          FBGEMM's fused optimizers: where they run, their state
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
+``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules

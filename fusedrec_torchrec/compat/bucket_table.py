@@ -8,10 +8,11 @@ shardings.
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     BoundsCheckMode,
     EmbeddingLocation,
@@ -33,10 +34,23 @@ from torchrec.distributed.embedding_types import (
 )
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
+from fusedrec_torchrec.compat.fbgemm_table import is_cached
 from fusedrec_torchrec.compat.momentum_scale import scale_table
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_PREFIXES
 
-__all__ = ["BucketKernel", "BucketTable"]
+__all__ = ["BucketKernel", "BucketTable", "OptimizerSettings"]
+
+
+class OptimizerSettings(NamedTuple):
+    """The settings of a table's optimizer at one time, to be compared and set as a whole.
+
+    Attributes:
+        learning_rate: as the user has it.
+        others: FBGEMM's other settings, eps and weight decay among them.
+    """
+
+    learning_rate: float
+    others: Any
 
 
 class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
@@ -91,6 +105,60 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
                 getattr(self, name).requires_grad_(False)
         scale_table(self)
 
+    @property
+    def rows(self) -> int:
+        """The number of rows of all tables on this rank."""
+        return sum(spec[0] for spec in self.embedding_specs)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether rows are in host memory, and the device has a cache of them."""
+        return is_cached(self)
+
+    @property
+    def optimizer_type(self) -> EmbOptimType:
+        """Which of FBGEMM's optimizers updates the rows."""
+        return self.optimizer
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The optimizer's settings as they are now."""
+        return OptimizerSettings(self.get_learning_rate(), self.optimizer_args)
+
+    @optimizer_settings.setter
+    def optimizer_settings(self, settings: OptimizerSettings) -> None:
+        self.set_learning_rate(settings.learning_rate)
+        self.optimizer_args = settings.others
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether the optimizer clips gradients."""
+        return bool(self.optimizer_args.gradient_clipping)
+
+    @property
+    def counts_steps_of_rows(self) -> bool:
+        """Whether the optimizer's weight decay counts the steps of each row."""
+        return hasattr(self, "prev_iter_physical_offsets")
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether an update rounds at random: on CUDA; on CPU FBGEMM rounds to nearest."""
+        return (
+            self.optimizer_args.stochastic_rounding
+            and self.weights_precision == SparseType.FP16
+            and not self.weights_host.numel()
+        )
+
+    @property
+    def zero_gradients_change_rows(self) -> bool:
+        """Whether a gradient of zero changes a row: by weight decay, or by 0 / 0 without eps."""
+        return bool(self.optimizer_args.weight_decay) or not self.optimizer_args.eps
+
+    def forget_cache(self) -> None:
+        """Forgets rows in the device's cache, if there is one: those in host memory are newer."""
+        if self.lxu_cache_weights.numel():
+            self.reset_cache_states()
+
     def row_tensors(self) -> list[torch.Tensor]:
         """Returns weights and optimizer state of all rows, [rows, columns] each.
 
@@ -98,7 +166,7 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         """
         states = OPTIMIZERS[self.optimizer].replicated_states
         assert states is not None, self.optimizer
-        rows = max(sum(spec[0] for spec in self.embedding_specs), 1)
+        rows = max(self.rows, 1)
         tensors = []
         for name in ("weights", *states):
             places = [getattr(self, f"{name}_{place}") for place in ("dev", "host", "uvm")]

@@ -185,7 +185,7 @@ def _problems(cls: type[Any], error: ValidationError) -> list[str]:
 
 
 def _problem(cls: type[Any], item: dict[str, Any]) -> str:
-    where, what = [str(part) for part in item["loc"]], item["input"]
+    where, what = [str(name) for name in item["loc"]], item["input"]
     if item["type"] == "unexpected_keyword_argument":
         allowed = [field.name for field in dataclasses.fields(_section_at(cls, where[:-1]))]
         close = difflib.get_close_matches(where[-1], allowed, 1)
@@ -212,7 +212,7 @@ def _section_in(kind: Any) -> Any:
     """Returns the section that a type is or holds, as ``list[Section]`` does, or None."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return kind
-    return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
+    return next((section for arg in get_args(kind) if (section := _section_in(arg))), None)
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
 def _described(cls: Any, name: str) -> str:
     """Returns a field's text in the ``Attributes:`` part of a dataclass's docstring."""
     attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def _type_name(kind: Any) -> str:
@@ -255,7 +255,7 @@ def _type_name(kind: Any) -> str:
         return kind.__name__
     text = re.sub(r"\b(\w+\.)+(?=\w)", "", str(kind))  # names without their modules
     return re.sub(
-        r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " | "), text
+        r"Literal\[(.*?)\]", lambda match: match[1].replace("'", "").replace(", ", " | "), text
     )
 
 

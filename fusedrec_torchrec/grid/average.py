@@ -181,10 +181,10 @@ class Average:
         return distinct(torch.cat(numbers), self._rows)
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
-        found = own.new_empty(self._pg.size() * own.numel())
+        gathered = own.new_empty(self._pg.size() * own.numel())
         with waiting(self._pg, "2D sync"):
-            dist.all_gather_single(found, own, group=self._pg)
-        return found.view(self._pg.size(), -1)
+            dist.all_gather_single(gathered, own, group=self._pg)
+        return gathered.view(self._pg.size(), -1)
 
     def _whole_is_less(self, rows_of_ranks: Sequence[Sequence[int]]) -> bool:
         """Returns whether rows and their numbers are more bytes than whole shards."""
@@ -235,8 +235,8 @@ class Average:
             of_block = []
             for t in block.tensors:
                 size = place.numel() * t.size(1)
-                part = flats[t.dtype][used[t.dtype] : used[t.dtype] + size]
-                of_block.append(part.view(place.numel(), t.size(1)))
+                elements = flats[t.dtype][used[t.dtype] : used[t.dtype] + size]
+                of_block.append(elements.view(place.numel(), t.size(1)))
                 used[t.dtype] += size
             views.append(of_block)
         return views

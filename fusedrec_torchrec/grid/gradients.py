@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
-from fusedrec_torchrec.compat.bucket_table import BucketKernel
+from fusedrec_torchrec.compat.bucket_table import BucketKernel, OptimizerSettings
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.replication import Replication
-from fusedrec_torchrec.replicas.replica import Replica, Settings, check_replicable
+from fusedrec_torchrec.replicas.replica import Replica, check_replicable
 from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["SharedUpdates"]
@@ -35,21 +35,21 @@ class WholeTable(Replica):
     _made_for: object = None  # settings that the update was made for, but for the learning rate
 
     def __init__(self, kernel: BucketKernel) -> None:
-        rows = sum(spec[0] for spec in kernel.table.embedding_specs)
-        super().__init__(kernel, kernel.table, rows)
+        super().__init__(kernel, kernel.table, kernel.table.rows)
 
-    def update(self, places: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+    def update(
+        self, places: torch.Tensor, gradients: torch.Tensor, settings: OptimizerSettings
+    ) -> None:
         """Does one step of the optimizer, with its settings as of the backward pass.
 
         The table may have others by now, of the next step, and gets them back.
         """
         now = self.settings()
-        self._settings = now if self._made_for == now[1] else None
+        self._settings = now if self._made_for == now.others else None
         super().update(places, gradients, settings)
-        self._made_for = settings[1]
+        self._made_for = settings.others
         if now != settings:
-            self.kernel.table.set_learning_rate(now[0])
-            self.kernel.table.optimizer_args = now[1]
+            self.kernel.table.optimizer_settings = now
 
 
 @dataclass
@@ -128,12 +128,12 @@ class SharedUpdates(Replication):
             return
         coded.load_thresholds(states)
         for k, left in enumerate(coded.left):
-            found = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
-            if own and found and found[0].shape == left.shape:
-                left.copy_(found[0])
+            left_before = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
+            if own and left_before and left_before[0].shape == left.shape:
+                left.copy_(left_before[0])
             else:
                 left.zero_()
-                if found:
+                if left_before:
                     logger.warning(
                         "what codecs had left of gradients between groups is lost: the tables are "
                         "sharded in another way than in the checkpoint"

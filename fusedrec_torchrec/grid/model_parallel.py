@@ -92,7 +92,7 @@ class GridModelParallel(AnyDeviceDMPCollection):
         # With shared gradients, v is what it is without groups.
         scale = groups if grid.sync == "weights" else 1
         resolve_parameters(module, scale)
-        sharders = [resolve_sharder(each, scale) for each in sharders or fused_sharders()]
+        sharders = [resolve_sharder(sharder, scale) for sharder in sharders or fused_sharders()]
         if isinstance(plan, GridShardingPlan) and plan.sharding_group_size != size:
             raise ValueError(
                 f"sharding_group_size is {size}, but the plan was made for groups of "

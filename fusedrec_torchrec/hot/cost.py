@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.replication import chance_of_uses, cheapest, sync_bytes
+from fusedrec_torchrec.access.replication import chance_in_batch, cheapest, sync_bytes
 from fusedrec_torchrec.core.config import section
 
 __all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
@@ -91,7 +91,11 @@ def seconds_of_prefixes(
         sync_every: steps from one sync of replicas to the next.
         hot_batches: whether batches without other rows skip the exchange.
     """
-    present_R = chance_of_uses(use.uses_R * options.batch_size)
+    in_table_R = use.uses_per_table[use.table_R]
+    shares_R = np.divide(
+        use.uses_R, in_table_R, out=np.zeros(len(use.uses_R)), where=in_table_R > 0
+    )
+    present_R = chance_in_batch(shares_R, in_table_R * options.batch_size)
     away = (ranks - 1) / ranks
 
     # Through the owners: fetch and gradient, and the id; the most loaded owner sets the pace.

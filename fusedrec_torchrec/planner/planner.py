@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
@@ -28,6 +28,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.distributed.utils import get_device_type
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.decided_options import decided_options
@@ -290,8 +291,10 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 f"cluster.ranks is {cluster.ranks}, must be the ranks of the process group, "
                 f"{pg.size()}"
             )
-        plan, error = invoke_on_rank_and_broadcast_result(
-            pg, 0, self._plan_or_error, module, sharders or fused_sharders()
+        # Not by TorchRec's invoke_on_rank_and_broadcast_result: in 1.8 it broadcasts from a rank of
+        # the world, so that it needs a group with rank 0.
+        plan, error = on_first_rank(
+            partial(self._plan_or_error, module, sharders or fused_sharders()), pg
         )
         if error is not None:
             raise error

@@ -29,6 +29,7 @@ from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.id_group import id_group
 from fusedrec_torchrec.compat.table_shards import column_wise_shards, table_wise_shards
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.all_ranks import raise_naming_ranks
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 from fusedrec_torchrec.exchange.bag_layout import BagLayout
 from fusedrec_torchrec.exchange.buckets import (
@@ -229,34 +230,33 @@ class FusedEmbeddingSharding(
 
     def _choose_on_all_ranks(self, tables: BucketedTables, hot: HotOptions) -> Chosen | None:
         """Chooses hot rows; every rank reads files of its own, so ranks compare their choice."""
-        chosen, problem, facts = None, None, {}
+        if not (hot.tables or hot.rule is not None or hot.hot_set is not None):
+            return None
+        chosen, problem = None, None
         try:
             chosen = choose(hot, tables)
         except (ValueError, OSError) as error:
-            problem = error
-            facts = facts_of("error", str(error))
-        if chosen is not None:
-            facts = facts_of("capacity of buckets", chosen.capacity)
-            # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
-            facts |= facts_of("use of C++ operators", native.available_on(self._device))
-            for table, ids in zip(tables.tables, chosen.ids, strict=True):
-                facts |= facts_of(f"hot rows of table {table.name!r}", ids)
-        if hot.tables or hot.rule is not None or hot.hot_set is not None:
-            check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
-        if problem is not None:
-            raise problem
+            problem = str(error)
+        raise_naming_ranks(problem, self._group())
+        assert chosen is not None
+        facts = facts_of("capacity of buckets", chosen.capacity)
+        # Replicas must stay equal to the last bit, so all ranks must sum in the same order.
+        facts |= facts_of("use of C++ operators", native.available_on(self._device))
+        for table, ids in zip(tables.tables, chosen.ids, strict=True):
+            facts |= facts_of(f"hot rows of table {table.name!r}", ids)
+        check_same_on_all_ranks("hot rows", facts, self._group(), self._device)
         return chosen
 
     def _wires(self, codecs: Mapping[str, Any]) -> tuple[Wire, Wire] | None:
-        """Codecs of rows and of gradients; None if all travel as they are."""
+        """Returns the codecs of rows and of gradients; None if all travel as they are."""
         tables, buckets = self.tables.tables, self.tables.buckets
         of_bucket = [codecs[tables[b.first_table].name] for b in buckets]
-        if all(each is None for each in of_bucket):
+        if all(codecs_or_none is None for codecs_or_none in of_bucket):
             return None
         for config in self._grouped_embedding_configs:
             check_output_type(config, codecs)
         dims = [bucket.dim for bucket in buckets]
-        both = [each or Codecs() for each in of_bucket]
+        both = [codecs_or_none or Codecs() for codecs_or_none in of_bucket]
         forward = [build(c.forward, d, self._device) for c, d in zip(both, dims, strict=True)]
         backward = [
             build_backward(c.backward, codec, dim, self._device)

@@ -265,14 +265,14 @@ def _runs(numbers: Sequence[int]) -> str:
 
 def _numbers(text: str, where: str) -> list[int]:
     numbers: list[int] = []
-    for part in text.split(","):
-        found = RUN.fullmatch(part.strip())
-        if found is None:
+    for run in text.split(","):
+        match = RUN.fullmatch(run.strip())
+        if match is None:
             raise ValueError(f"{where} is {text!r}, must be numbers such as '12 x 4, 10'")
-        times = int(found[2] or 1)
+        times = int(match[2] or 1)
         if len(numbers) + times > MOST_RANKS:
             raise ValueError(f"{where} has shards on more than {MOST_RANKS} ranks")
-        numbers += [int(found[1])] * times
+        numbers += [int(match[1])] * times
     return numbers
 
 
@@ -361,16 +361,16 @@ def sharding_plan_of(
     Raises:
         ValueError: the model has other tables.
     """
-    found = _tables_of(model, sharders)
+    tables = _tables_of(model, sharders)
     for name in file.tables:
-        if name not in found:
+        if name not in tables:
             raise ValueError(
                 f"{source} plans table {name!r}, which the model does not have; it has "
-                f"{', '.join(sorted(found)[:20])}"
+                f"{', '.join(sorted(tables)[:20])}"
             )
     ranks = file.ranks if file.grid is None else file.grid.sharding_group_size
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
-    for name, table in found.items():
+    for name, table in tables.items():
         plan = file.tables.get(name)
         if plan is None:
             raise ValueError(f"{source} does not plan table {name!r} of the model: plan again")

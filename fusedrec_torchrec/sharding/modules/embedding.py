@@ -59,8 +59,8 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
             name
-            for each in self._sharding_type_to_sharding.values()
-            for name in each.feature_names()
+            for sharding in self._sharding_type_to_sharding.values()
+            for name in sharding.feature_names()
         ]
         if FUSED not in self._sharding_types:
             return
@@ -111,7 +111,9 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._sharding_type_to_sharding.values()
-        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        stock = [
+            sharding for sharding in shardings if not isinstance(sharding, FusedEmbeddingSharding)
+        ]
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 

@@ -65,7 +65,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
-            name for each in self._embedding_shardings for name in each.feature_names()
+            name for sharding in self._embedding_shardings for name in sharding.feature_names()
         ]
         if FUSED not in self._sharding_types:
             return
@@ -119,7 +119,9 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._embedding_shardings
-        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        stock = [
+            sharding for sharding in shardings if not isinstance(sharding, FusedEmbeddingSharding)
+        ]
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 

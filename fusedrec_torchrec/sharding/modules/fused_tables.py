@@ -73,7 +73,7 @@ class FusedTables:
         self.replications = sharding.lookup.replication.members
         processed = sharding.settings.processed
         self.features = CanonicalFeatures(
-            [name for each in shardings.values() for name in each.feature_names()],
+            [name for sharding in shardings.values() for name in sharding.feature_names()],
             known=known_features,
             refuse_extra=self.options.extra_features == "error",
             weighted=weighted,
@@ -98,7 +98,10 @@ class FusedTables:
     @property
     def hot(self) -> HotRows | None:
         """The hot rows of the tables; None if there are none."""
-        return next((part for part in self.replications if isinstance(part, HotRows)), None)
+        return next(
+            (replication for replication in self.replications if isinstance(replication, HotRows)),
+            None,
+        )
 
     def hot_ids(self) -> dict[str, torch.Tensor]:
         """Returns the ids of the hot rows by table."""
@@ -136,7 +139,7 @@ class FusedTables:
                 batch = self.features.stand_in(features)
             else:
                 reports += [
-                    (each.bad(batch), partial(each.describe, batch)) for each in self._checks
+                    (check.bad(batch), partial(check.describe, batch)) for check in self._checks
                 ]
             return batch, self._notes(training, reports=reports)
 
