@@ -95,6 +95,7 @@ def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None
     size = table_bytes(workload, open_source(workload, prepared))
     if workload.module == "ec":
         reasons["data_parallel"] = "TorchRec's dense EmbeddingCollection kernel fails on CPU"
+        reasons["fused_table_wise"] = "sequences have no bags that an owner could pool"
     elif size > suite.data_parallel_mib << 20:
         reasons["data_parallel"] = f"tables have {size >> 20} MiB, more than data_parallel_mib"
     if workload.ranks % 2:

@@ -136,6 +136,7 @@ def _plan(
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=ranks, compute_device="cpu", local_world_size=local),
             batch_size=workload.config.batch_size,
+            constraints=_constraints(workload),
             debug=False,
         )
         group = dist.group.WORLD
@@ -179,23 +180,28 @@ def planner_picks(workload: Workload) -> dict[str, int]:
 
 
 def _fused_planner(workload: Workload) -> FusedShardingPlanner:
-    """Returns our planner, which is told how many ids a bag has, and nothing else.
+    """Returns our planner, which is told as much as TorchRec's: how many ids a bag has.
 
     A profile of the batches belongs here as soon as the planner takes one without a cluster.
     """
     config = workload.config
-    pooling = config.pooling_of(len(workload.table_rows))
     return FusedShardingPlanner(
         topology=Topology(
             world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
         ),
         batch_size=config.batch_size,
-        constraints={
-            table: ParameterConstraints(pooling_factors=[factor])
-            for table, factor in zip(workload.table_rows, pooling, strict=True)
-        },
+        constraints=_constraints(workload),
         debug=False,
     )
+
+
+def _constraints(workload: Workload) -> dict[str, ParameterConstraints]:
+    """Returns what planners are told about the tables: how many ids a bag has."""
+    pooling = workload.config.pooling_of(len(workload.table_rows))
+    return {
+        table: ParameterConstraints(pooling_factors=[factor])
+        for table, factor in zip(workload.table_rows, pooling, strict=True)
+    }
 
 
 def _generator(name: str, owner: int, ranks: int) -> ParameterShardingGenerator:

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torchrec.distributed.types import ParameterSharding
 
 from fusedrec_torchrec.access.synthetic import BagKind
+from fusedrec_torchrec.bench.bounds import bounded
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from fusedrec_torchrec.bench.ranks import RankError, Ranks
@@ -92,6 +94,31 @@ def test_what_systems_send_is_what_batches_ask_for(tmp_path: Path, bags: BagKind
     assert stock == pytest.approx(outputs / asked["least_elements"])
     assert asked["distinct_bags"] < asked["outputs"] == 2 * 3 * 64
     assert figures.headline == "fused_planner"
+
+
+@pytest.mark.usefixtures("_warm_ranks")
+def test_bounds_of_our_planners_plan_on_one_hot_data(tmp_path: Path) -> None:
+    workload = dataclasses.replace(TINY, pooling=1, batch_size=256, zipf=1.3)
+    suite = SuiteConfig(
+        **QUICK,  # type: ignore[arg-type]
+        systems=["planner", "fused_planner"],
+        workloads=[workload],
+    )
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    figures = WorkloadFigures(document["results"][0])
+    assert all(name.startswith("fused_") for name in figures.planner_picks)
+    assert len(figures.bound_seconds["exchange"]) == 5
+    assert figures.fused is not None and figures.fused.collectives == 3
+    assert figures.row_bytes == figures.least_row_bytes
+
+
+def test_plans_with_stock_tables_have_no_bounds() -> None:
+    kinds = ("fused_row_wise", "fused_table_wise", "fused_column_wise", "table_wise")
+    plan = {kind: ParameterSharding(kind, "fused") for kind in kinds}
+    assert not bounded(plan)
+    del plan["table_wise"]
+    assert bounded(plan)
 
 
 @pytest.mark.usefixtures("_warm_ranks")

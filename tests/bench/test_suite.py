@@ -104,7 +104,7 @@ def test_the_crossover_goes_from_one_id_to_a_hundred_and_from_flat_to_steep() ->
     for kind in ("fresh", "repeated"):
         own = [w for w in workloads if w.bags == kind]
         assert {w.zipf for w in own} == {0.6, 1.05, 1.3}
-        assert {10, 100} <= {w.pooling for w in own}
+        assert {w.pooling for w in own} >= {10, 100}
     assert {w.pooling for w in workloads} == {1, 2, 5, 10, 20, 50, 100}
     assert all(headline_of(w.systems) == "fused_planner" for w in workloads)
 
