@@ -7,14 +7,19 @@ Three bare operations, in buffers that were made before where they take any:
 - *gather*: received rows to the output, once.
 
 Dedup itself, the sums of gradients and every check come on top of that.
+
+The exchange needs nothing but the units of each rank and bucket, whether a unit is a row or a bag
+that its owner has pooled.  Lookup and gather have to know how ids of bags arrive, and are there for
+rows only: see ``_rows_per_bucket``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.types import ParameterSharding
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
@@ -24,52 +29,74 @@ from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "bounded"]
+
+
+def bounded(plan: Mapping[str, ParameterSharding]) -> bool:
+    """Returns whether there are lower bounds for a plan: all of its tables are fused."""
+    return all(sharding.sharding_type in FUSED_TYPES for sharding in plan.values())
 
 
 @dataclass
 class _Batch:
-    """Holds what the fused step exchanges for one batch."""
+    """Holds what the fused step exchanges for one batch.
+
+    Attributes:
+        counts_out: [owner][bucket] units this rank asks for.
+        counts_in: [requester][bucket] units this rank is asked for.
+        rows: of each bucket, the local rows this rank is asked for; None if owners pool bags.
+        bags: of each bucket, which received units form which output.
+    """
 
     counts_out: list[list[int]]
     counts_in: list[list[int]]
-    rows_R: torch.Tensor
+    rows: list[torch.Tensor] | None
     bags: list[Bags]
 
 
 class Bounds:
-    """Measures lower bounds of the fused system on a workload.
+    """Measures lower bounds of a system all of whose tables are fused, on a workload.
 
     Attributes:
-        operations: the bare operations by name; each takes the number of a batch.
-        counts: what this rank's first batch asks for: ``ids``; ``outputs``, the rows of output
-            they make; ``unique``, the distinct rows among them; ``unique_remote_bytes``, the size
-            of those that another rank owns.
+        operations: the bare operations by name, lookup and gather only if no owner pools; each
+            takes the number of a batch.
     """
 
     def __init__(self, fused: System, workload: Workload) -> None:
+        assert bounded(fused.plan)
         module = fused.model.module.embeddings
-        lookup = lookups_of(module)[0]
+        (lookup,) = lookups_of(module)
         assert isinstance(lookup, FusedLookup)
         self._kernels = lookup.kernels
         self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
+        self._rows_only = all(s.sharding_type == FUSED for s in fused.plan.values())
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()
-        self.operations: dict[str, Callable[[int], None]] = {
-            "exchange": self._exchange,
-            "lookup": self._lookup,
-            "gather": self._gather,
-        }
-        self.counts = _counts(workload)
+        self.operations: dict[str, Callable[[int], None]] = {"exchange": self._exchange}
+        if self._rows_only:
+            self.operations |= {"lookup": self._lookup, "gather": self._gather}
 
-    @staticmethod
-    def _exchanged(module: Any, batch: object) -> _Batch:
+    def _exchanged(self, module: Any, batch: object) -> _Batch:
         context = module.create_context()
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
         assert isinstance(received, ReceivedRows) and isinstance(fused, FusedShardingContext)
-        return _Batch(fused.counts_out, fused.counts_in, received.rows_R, fused.bags)
+        rows = self._rows_per_bucket(received, fused) if self._rows_only else None
+        return _Batch(fused.counts_out, fused.counts_in, rows, fused.bags)
+
+    @staticmethod
+    def _rows_per_bucket(
+        received: ReceivedRows, context: FusedShardingContext
+    ) -> list[torch.Tensor]:
+        """Returns the local rows this rank is asked for, one unit each.
+
+        A bucket whose owner pools gets several ids for a unit, and their lengths.  When lookups of
+        these are to be bounded, too, this is where ids and lengths come in, ``_lookup`` is where
+        they are looked up, and ``_gather`` only copies.
+        """
+        return bucket_major(received.rows_R, context.counts_in)
 
     def _elements(self, counts: list[list[int]]) -> list[int]:
         return [sum(n * d for n, d in zip(row, self._dims, strict=True)) for row in counts]
@@ -82,12 +109,15 @@ class Bounds:
         ids = max(sum(map(sum, (*b.counts_out, *b.counts_in))) for b in self._batches)
         self._ids_out = torch.zeros(ids, dtype=torch.int32)
         self._ids_in = torch.zeros(ids, dtype=torch.int32)
+        if not self._rows_only:
+            return
         self._outputs = [
             torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim)
             for k, dim in enumerate(self._dims)
         ]
 
     def _exchange(self, number: int) -> None:
+        """Exchanges units; a bag has at least one id, so that its ids are not fewer than units."""
         batch = self._batches[number]
         ids_out, ids_in = ([sum(row) for row in c] for c in (batch.counts_out, batch.counts_in))
         dist.all_to_all_single(
@@ -101,9 +131,8 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        for kernel, rows_R in zip(
-            self._kernels, bucket_major(batch.rows_R, batch.counts_in), strict=True
-        ):
+        assert batch.rows is not None
+        for kernel, rows_R in zip(self._kernels, batch.rows, strict=True):
             rows_RD = kernel(rows_R)
             rows_RD.backward(self._owned[: rows_RD.numel()].view_as(rows_RD))
 
@@ -129,23 +158,3 @@ class Bounds:
                     mode=0,
                     include_last_offset=True,
                 )
-
-
-def _counts(workload: Workload) -> dict[str, int]:
-    """Counts what the first batch asks for, without the exchange's own arithmetic."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    unique = remote_bytes = 0
-    batch = workload.batches[0]
-    for (name, rows), dim in zip(workload.table_rows.items(), workload.dims, strict=True):
-        ids = batch[name].values().unique()
-        per_rank = -(-rows // ranks)  # fused_row_wise splits tables evenly
-        unique += ids.numel()
-        remote_bytes += int((ids // per_rank != rank).sum()) * dim * 4
-    ids_in_batch = batch.values().numel()
-    is_sequence = workload.config.module == "ec"
-    return {
-        "ids": ids_in_batch,
-        "outputs": ids_in_batch if is_sequence else batch.lengths().numel(),
-        "unique": unique,
-        "unique_remote_bytes": remote_bytes,
-    }
