@@ -142,7 +142,7 @@ def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
         for _ in case.features
     ]
     lengths, ids = [], []
-    kept = []  # where the ids are from that stand in the batch, if bags repeat
+    kept: list[torch.Tensor] = []  # where the ids are from that stand in the batch, if bags repeat
     for feature, stride in zip(case.features, strides, strict=True):
         length = torch.tensor(case.lengths)[
             torch.randint(len(case.lengths), (stride,), generator=g)

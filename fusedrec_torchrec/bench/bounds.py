@@ -25,11 +25,11 @@ from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.buffer_order import bucket_major
+from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.lookup import FusedLookup
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["Bounds", "bounded"]
 
@@ -46,13 +46,17 @@ class _Batch:
     Attributes:
         counts_out: [owner][bucket] units this rank asks for.
         counts_in: [requester][bucket] units this rank is asked for.
-        rows: of each bucket, the local rows this rank is asked for; None if owners pool bags.
+        words_out: [owner] words of four bytes that say so: rows, and lengths of bags.
+        words_in: [requester] words that this rank is asked by.
+        asked: of each bucket, what this rank is asked for.
         bags: of each bucket, which received units form which output.
     """
 
     counts_out: list[list[int]]
     counts_in: list[list[int]]
-    rows: list[torch.Tensor] | None
+    words_out: list[int]
+    words_in: list[int]
+    asked: list[Asked]
     bags: list[Bags]
 
 
@@ -60,8 +64,7 @@ class Bounds:
     """Measures lower bounds of a system all of whose tables are fused, on a workload.
 
     Attributes:
-        operations: the bare operations by name, lookup and gather only if no owner pools; each
-            takes the number of a batch.
+        operations: the bare operations by name; each takes the number of a batch.
     """
 
     def __init__(self, fused: System, workload: Workload) -> None:
@@ -70,33 +73,32 @@ class Bounds:
         (lookup,) = lookups_of(module)
         assert isinstance(lookup, FusedLookup)
         self._kernels = lookup.kernels
-        self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
-        self._rows_only = all(s.sharding_type == FUSED for s in fused.plan.values())
+        self._dims = [kernel.dim for kernel in self._kernels]
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()
-        self.operations: dict[str, Callable[[int], None]] = {"exchange": self._exchange}
-        if self._rows_only:
-            self.operations |= {"lookup": self._lookup, "gather": self._gather}
+        self.operations: dict[str, Callable[[int], None]] = {
+            "exchange": self._exchange,
+            "lookup": self._lookup,
+            "gather": self._gather,
+        }
 
-    def _exchanged(self, module: Any, batch: object) -> _Batch:
+    @staticmethod
+    def _exchanged(module: Any, batch: object) -> _Batch:
         context = module.create_context()
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
         assert isinstance(received, ReceivedRows) and isinstance(fused, FusedShardingContext)
-        rows = self._rows_per_bucket(received, fused) if self._rows_only else None
-        return _Batch(fused.counts_out, fused.counts_in, rows, fused.bags)
-
-    @staticmethod
-    def _rows_per_bucket(
-        received: ReceivedRows, context: FusedShardingContext
-    ) -> list[torch.Tensor]:
-        """Returns the local rows this rank is asked for, one unit each.
-
-        A bucket whose owner pools gets several ids for a unit, and their lengths.  When lookups of
-        these are to be bounded, too, this is where ids and lengths come in, ``_lookup`` is where
-        they are looked up, and ``_gather`` only copies.
-        """
-        return bucket_major(received.rows_R, context.counts_in)
+        words_in = torch.tensor(fused.words_in())
+        words_out = torch.empty_like(words_in)
+        dist.all_to_all_single(words_out, words_in)
+        return _Batch(
+            fused.counts_out,
+            fused.counts_in,
+            words_out.tolist(),
+            words_in.tolist(),
+            received.asked(),
+            fused.bags,
+        )
 
     def _elements(self, counts: list[list[int]]) -> list[int]:
         return [sum(n * d for n, d in zip(row, self._dims, strict=True)) for row in counts]
@@ -106,20 +108,23 @@ class Bounds:
         received = max(sum(self._elements(b.counts_in)) for b in self._batches)
         self._asked = torch.zeros(out)
         self._owned = torch.zeros(received)
-        ids = max(sum(map(sum, (*b.counts_out, *b.counts_in))) for b in self._batches)
+        ids = max(sum(b.words_out) + sum(b.words_in) for b in self._batches)
         self._ids_out = torch.zeros(ids, dtype=torch.int32)
         self._ids_in = torch.zeros(ids, dtype=torch.int32)
-        if not self._rows_only:
-            return
         self._outputs = [
+            torch.zeros(max(b.bags[k].output.num_bags for b in self._batches), dim)
+            for k, dim in enumerate(self._dims)
+        ]
+        self._distinct = [
             torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim)
+            if any(b.bags[k].copies is not None for b in self._batches)
+            else None
             for k, dim in enumerate(self._dims)
         ]
 
     def _exchange(self, number: int) -> None:
-        """Exchanges units; a bag has at least one id, so that its ids are not fewer than units."""
         batch = self._batches[number]
-        ids_out, ids_in = ([sum(row) for row in c] for c in (batch.counts_out, batch.counts_in))
+        ids_out, ids_in = batch.words_out, batch.words_in
         dist.all_to_all_single(
             self._ids_in[: sum(ids_in)], self._ids_out[: sum(ids_out)], ids_in, ids_out
         )
@@ -131,10 +136,9 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        assert batch.rows is not None
-        for kernel, rows_R in zip(self._kernels, batch.rows, strict=True):
-            rows_RD = kernel(rows_R)
-            rows_RD.backward(self._owned[: rows_RD.numel()].view_as(rows_RD))
+        for kernel, asked in zip(self._kernels, batch.asked, strict=True):
+            rows_UD = kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
+            rows_UD.backward(self._owned[: rows_UD.numel()].view_as(rows_UD))
 
     def _gather(self, number: int) -> None:
         batch = self._batches[number]
@@ -143,18 +147,30 @@ class Bounds:
             starts.append(starts[-1] + dim * sum(row[k] for row in batch.counts_out))
         for k, (bags, dim) in enumerate(zip(batch.bags, self._dims, strict=True)):
             rows = self._asked[starts[k] : starts[k + 1]].view(-1, dim)
-            if native.available_on(rows.device):  # the faster of the two
-                torch.ops.fusedrec.bag_sums(
-                    *(rows, None, dim, bags.rows_N, bags.offsets_B1, None, None, 1, 0),
-                    self._outputs[k][: bags.num_bags],
-                )
-            elif bags.offsets_B1 is None:
-                torch.index_select(rows, 0, bags.rows_N, out=self._outputs[k][: bags.num_bags])
-            elif rows.numel():
-                torch.embedding_bag(
-                    rows,
-                    bags.rows_N,
-                    bags.offsets_B1.to(bags.rows_N.dtype),
-                    mode=0,
-                    include_last_offset=True,
-                )
+            distinct = self._distinct[k]
+            if bags.copies is None or distinct is None:
+                _pool(rows, bags, self._outputs[k])
+            else:
+                _pool(rows, bags, distinct)
+                _pool(distinct[: bags.num_bags], bags.copies, self._outputs[k])
+
+
+def _pool(rows: torch.Tensor, bags: Bags, out: torch.Tensor) -> None:
+    """Pools rows by the faster of the two ways that there are on this machine."""
+    if native.available_on(rows.device):
+        torch.ops.fusedrec.bag_sums(
+            *(rows, None, rows.size(1), bags.rows_N, bags.offsets_B1, None, None, 1, 0),
+            out[: bags.num_bags],
+        )
+        return
+    bags = bags.with_offsets(rows.size(0))
+    if bags.offsets_B1 is None:
+        torch.index_select(rows, 0, bags.rows_N, out=out[: bags.num_bags])
+    elif rows.numel():
+        torch.embedding_bag(
+            rows,
+            bags.rows_N,
+            bags.offsets_B1.to(bags.rows_N.dtype),
+            mode=0,
+            include_last_offset=True,
+        )

@@ -254,6 +254,12 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         return self._emb_module
 
     @property
+    def dim(self) -> int:
+        """The columns of the bucket's tables."""
+        dim: int = self._settings["dim"]
+        return dim
+
+    @property
     def optimizer(self) -> BucketOptimizer:
         """TorchRec's view of the table's optimizer."""
         return self._optim

@@ -3,14 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from fusedrec_torchrec.core.collective_counter import CollectiveCounter
-from fusedrec_torchrec.exchange.options import InputDist
-from tests.case import Case, Table, batch, sharded
+from tests.case import Case, Table
 from tests.cluster import Cluster
-from tests.parity import run_and_check, train_step
+from tests.parity import run_and_check
 
 OWNER_POOLED = ("fused_table_wise", "fused_column_wise")
 MIX = (
