@@ -52,7 +52,8 @@ class AllReplicatedAwaitable(InputAwaitable):
             stale=any(row[2] for row in words),
             needs_owners=False,
         )
-        nothing_asked = torch.empty(0, dtype=torch.int32, device=self._words.device)
+        segments = len(batch.context.segments_in()[0])
+        nothing_asked = [self._words.new_empty(0) for _ in range(segments)]
         return NoWait(ReceivedRows(nothing_asked, batch.context))
 
 

@@ -24,7 +24,7 @@ class BagRoute:
     Args:
         layout: where tables live.
         distinct: the bags; ``ids_M`` are not looked at.
-        rows_M: rows of their tables, int32; for each of ``distinct.ids_M``.
+        rows_M: rows of their tables, for each of ``distinct.ids_M``.
 
     Attributes:
         units_KW: units asked of each rank in each bucket.

@@ -67,6 +67,7 @@ def group_into_buckets(
     codecs: Mapping[str, object] | None = None,
     frozen: Collection[str] = (),
     owner_pooled: Collection[str] = (),
+    order: Sequence[str] = (),
 ) -> list[BucketConfig]:
     """Groups tables into buckets, those that are pooled by their owners last.
 
@@ -82,12 +83,14 @@ def group_into_buckets(
         codecs: how rows travel, by table.
         frozen: tables that are not trained.
         owner_pooled: tables whose owners pool bags.
+        order: of tables in a bucket; as ranks have them if empty.
     """
-    shards: dict[str, dict[int, ShardedEmbeddingTable]] = {}  # by table and rank
+    shards: dict[str, dict[int, ShardedEmbeddingTable]] = {name: {} for name in order}
     for rank, tables in enumerate(tables_per_rank):
         for table in tables:
             shards.setdefault(table.name, {})[rank] = table
     ranks = len(tables_per_rank)
+    assert all(shards.values()), "a table without a shard"
     partitions: dict[tuple[object, ...], list[list[str]]] = {}  # tables, bucket by bucket
     rows_so_far: dict[tuple[object, ...], list[int]] = {}
     for name in sorted(shards, key=lambda name: name in owner_pooled):  # is stable

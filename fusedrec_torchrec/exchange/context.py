@@ -10,7 +10,6 @@ import torch
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.streamable import Multistreamable
 
-from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.replication import BatchReplicas
@@ -74,18 +73,20 @@ class ReceivedRows(Multistreamable):
     It knows the requester's side of the same batch, since TorchRec's own context may be of the same
     batch sent once more: a pipeline that is attached again does that.
 
+    Segments are what ``FusedShardingContext.segments_in`` gives the sizes of, each from all ranks.
+
     TorchRec keeps it in its ``KJTList`` and asks it three things a KeyedJaggedTensor knows;
     the answers below mean "nothing to see".
     """
 
-    words: torch.Tensor
+    segments: list[torch.Tensor]
     context: FusedShardingContext
 
     def asked(self) -> list[Asked]:
         """Returns what is asked of each bucket."""
         context = self.context
         rows = len(context.counts_in[0]) - len(context.ids_in[0])
-        segments = bucket_major(self.words, context.segments_in())
+        segments = self.segments
         asked = [Asked(rows_R) for rows_R in segments[:rows]]
         step = 3 if context.bag_weights else 2
         for at in range(rows, len(segments), step):
@@ -97,7 +98,8 @@ class ReceivedRows(Multistreamable):
         return asked
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self.words.record_stream(stream)
+        for segment in self.segments:
+            segment.record_stream(stream)
         self.context.record_stream(stream)
 
     def variable_stride_per_key(self) -> bool:
@@ -107,4 +109,4 @@ class ReceivedRows(Multistreamable):
         return 1
 
     def lengths(self) -> torch.Tensor:
-        return self.words.new_empty(0)
+        return self.segments[0].new_empty(0)

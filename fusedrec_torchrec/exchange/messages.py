@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.core.transfer import to_device
@@ -111,13 +112,16 @@ class HeaderAwaitable(InputAwaitable):
         )
         if any(row[OVERFLOW] for row in rows):
             return ExactAwaitable(self._exchange.pg, self._cargo, words_out, self.context)
-        return NoWait(ReceivedRows(self._compact(), self.context))
+        return NoWait(ReceivedRows(self._segments(), self.context))
 
-    def _compact(self) -> torch.Tensor:
-        """Returns the words of all messages, without headers and padding."""
-        sizes = self.context.words_in()
+    def _segments(self) -> list[torch.Tensor]:
+        """Returns what is in all messages, without headers and padding, segment by segment."""
+        segments = self.context.segments_in()
         if native.available_on(self._received.device):
-            return torch.ops.fusedrec.unpack(self._received, self._header, sizes)
+            flat = [size for row in segments for size in row]
+            unpack = torch.ops.fusedrec.unpack
+            return list(unpack(self._received, self._header, flat, len(segments[0])))
+        sizes = self.context.words_in()
         width = self._received.size(1)
         device = self._received.device
         starts = list(accumulate(sizes, initial=0))
@@ -125,7 +129,7 @@ class HeaderAwaitable(InputAwaitable):
         index_R = torch.arange(starts[-1], device=device) + torch.repeat_interleave(
             to_device(shifts, device), to_device(sizes, device), output_size=starts[-1]
         )
-        return self._received.view(-1).index_select(0, index_R)
+        return bucket_major(self._received.view(-1).index_select(0, index_R), segments)
 
 
 class ExactAwaitable(Awaitable[ReceivedRows]):
@@ -158,4 +162,5 @@ class ExactAwaitable(Awaitable[ReceivedRows]):
     def _wait_impl(self) -> ReceivedRows:
         with stage("ids"):
             wait(self._work, self._pg, "ids")
-        return ReceivedRows(self._words, self._context)
+        segments = bucket_major(self._words, self._context.segments_in())
+        return ReceivedRows(segments, self._context)

@@ -38,7 +38,6 @@ class SlotIds:
             dtype=torch.int64,
             device=device,
         )
-        self._zeros_S1 = torch.zeros(len(rows), 1, dtype=torch.int64, device=device)
         self._native = native.available_on(device)
 
     def hashed(self, ids_N: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -58,25 +57,19 @@ class SlotIds:
         return hashed.reshape(-1)
 
     def rows(self, ids_N: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the rows of the ids, int32, and whether any id is out of its table's range.
+        """Returns the rows of the ids, and whether any id is out of its table's range.
 
-        If there are out-of-range ids, all rows are 0.
+        If there are out-of-range ids, rows mean nothing.
         """
-        ids_N = self.hashed(ids_N, counts)
+        rows_N = self.hashed(ids_N, counts)
         if self._native:
-            rows_N, bad = torch.ops.fusedrec.keys(
-                ids_N.contiguous(),
-                to_device(counts, ids_N.device),
-                self.rows_S,
-                self._zeros_S1,
-                self._zeros_S1,
-                torch.int32,
+            good = torch.ops.fusedrec.in_range(
+                rows_N.contiguous(), to_device(counts, rows_N.device), self.rows_S
             )
-            return rows_N, bad
-        per_slot = PerSlot(counts, ids_N.device)
-        ids = per_slot.view(ids_N)
-        bad = ((ids < 0) | (ids >= per_slot(self.rows_S))).any()
-        return torch.where(bad, torch.zeros_like(ids), ids).reshape(-1).int(), bad
+            return rows_N, torch.tensor(not good)
+        per_slot = PerSlot(counts, rows_N.device)
+        rows = per_slot.view(rows_N)
+        return rows_N, ((rows < 0) | (rows >= per_slot(self.rows_S))).any()
 
     def describe_bad(self, ids_N: torch.Tensor, counts: Sequence[int]) -> str | None:
         """Returns the error message for the first out-of-range id; None if all are in range.

@@ -116,6 +116,8 @@ class FusedEmbeddingSharding(
             codecs=codecs,
             frozen=self._frozen,
             owner_pooled={i.embedding_config.name for i in sharding_infos if is_owner_pooled(i)},
+            # That of the model, which batches most likely have, too: no ids need to be moved.
+            order=[info.embedding_config.name for info in sharding_infos],
         )
         # What TorchRec asks of a sharding is answered by all tables, on whatever ranks they are.
         self._grouped_embedding_configs = [bucket.config for bucket in self._buckets]

@@ -15,9 +15,9 @@
 
 namespace {
 
-// A bag in the table of bags that were seen: its hash and its number, from 1; 0 is empty.
+// A bag in the table of bags that were seen: part of its hash, and its number, from 1; 0 is empty.
 struct BagSlot {
-  uint64_t hash = 0;
+  uint32_t tag = 0;
   int32_t number = 0;
 };
 
@@ -30,6 +30,8 @@ struct BagTable {
     slots.assign(size_t{1} << bits, BagSlot{});
     shift = 64 - bits;
   }
+
+  size_t home(uint64_t hash) const { return hash >> shift; }
 };
 
 // Multilinear: products do not wait for each other.  Equal hashes are compared in full.
@@ -58,20 +60,35 @@ INLINED inline uint64_t hash_bag(const Id* ids, const float* weights, int64_t le
 // Bags that were numbered so far: where their ids lie, and of which table they are.
 struct Numbered {
   std::vector<int64_t> start;
+  std::vector<uint64_t> hash;
   std::vector<int32_t> length, table;
 
   void clear() {
+    hash.clear();
     start.clear();
     length.clear();
     table.clear();
   }
 
-  void add(int64_t at, int32_t ids, int32_t of_table) {
+  void add(int64_t at, int32_t ids, int32_t of_table, uint64_t of_bag) {
+    hash.push_back(of_bag);
     start.push_back(at);
     length.push_back(ids);
     table.push_back(of_table);
   }
 };
+
+// Bags that look for equal ones, with their hashes, slot after slot: one pass over the ids, so that
+// the next one can ask for memory ahead of its use.
+template <typename Id>
+FOR_THIS_CPU void hash_bags(const Id* ids, const int32_t* lengths, const float* weights,
+                            int64_t bags, int32_t table, uint64_t* hashes) {
+  for (int64_t b = 0; b < bags; ++b) {
+    hashes[b] = hash_bag(ids, weights, lengths[b], table);
+    ids += lengths[b];
+    weights = weights ? weights + lengths[b] : nullptr;
+  }
+}
 
 template <typename Id>
 void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
@@ -80,36 +97,49 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
   thread_local BagTable kept; // no allocation in later batches
   BagTable& seen = kept;
   int bits = 10;
-  while ((size_t{1} << bits) < seen.last * 4) {
+  while ((size_t{1} << bits) < seen.last * 3) {
     ++bits;
   }
   seen.resize(bits);
+  thread_local std::vector<uint64_t> kept_hashes;
+  std::vector<uint64_t>& hashes = kept_hashes;
+  std::vector<uint64_t>& hash_of = numbered.hash;
   size_t used = 0;
-  int64_t at = 0, bag = 0;
-  for (size_t s = 0; s < bags_S.size(); ++s) {
+  int64_t at = 0;
+  const int64_t slots = static_cast<int64_t>(bags_S.size());
+  for (int64_t s = 0; s < slots; ++s) {
     const int32_t table = static_cast<int32_t>(tables[s]);
+    const int64_t bags = bags_S[s];
     const size_t before = numbered.start.size();
     int64_t filled = 0;
-    for (const int64_t end = bag + bags_S[s]; bag < end; ++bag) {
-      const int32_t length = lengths[bag];
+    if (looks[s]) {
+      hashes.resize(std::max<size_t>(hashes.size(), bags));
+      hash_bags(ids + at, lengths, weights ? weights + at : nullptr, bags, table, hashes.data());
+    }
+    for (int64_t b = 0; b < bags; ++b) {
+      const int32_t length = lengths[b];
       if (length == 0) {
-        number[bag] = -1;
+        number[b] = -1;
         continue;
       }
       ++filled;
       if (!looks[s]) {
-        number[bag] = static_cast<int32_t>(numbered.start.size());
-        numbered.add(at, length, table);
+        number[b] = static_cast<int32_t>(numbered.start.size());
+        numbered.add(at, length, table, 0);
         at += length;
         continue;
       }
+      if (b + kAhead < bags) {
+        __builtin_prefetch(seen.slots.data() + seen.home(hashes[b + kAhead]), 1);
+      }
       const float* own_weights = weights ? weights + at : nullptr;
-      const uint64_t hash = hash_bag(ids + at, own_weights, length, table);
+      const uint64_t hash = hashes[b];
+      const uint32_t tag = static_cast<uint32_t>(hash);
       const size_t mask = seen.slots.size() - 1;
-      size_t place = hash >> seen.shift;
+      size_t place = seen.home(hash);
       int32_t match = -1;
       for (; seen.slots[place].number != 0; place = (place + 1) & mask) {
-        if (seen.slots[place].hash != hash) {
+        if (seen.slots[place].tag != tag) {
           continue;
         }
         const int32_t other = seen.slots[place].number - 1;
@@ -123,28 +153,28 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
       }
       if (match < 0) {
         match = static_cast<int32_t>(numbered.start.size());
-        numbered.add(at, length, table);
-        seen.slots[place] = {hash, match + 1};
+        numbered.add(at, length, table, hash);
+        seen.slots[place] = {tag, match + 1};
         if (++used > seen.slots.size() / 2) {
-          std::vector<BagSlot> old;
-          old.swap(seen.slots);
           seen.resize(66 - seen.shift);
           const size_t wider = seen.slots.size() - 1;
-          for (const BagSlot& slot : old) {
-            if (slot.number != 0) {
-              size_t to = slot.hash >> seen.shift;
-              while (seen.slots[to].number != 0) {
-                to = (to + 1) & wider;
-              }
-              seen.slots[to] = slot;
+          for (size_t g = 0; g < numbered.start.size(); ++g) {
+            if (hash_of[g] == 0) {
+              continue; // of a slot that does not look; or it will not be found, which is harmless
             }
+            size_t to = seen.home(hash_of[g]);
+            while (seen.slots[to].number != 0) {
+              to = (to + 1) & wider;
+            }
+            seen.slots[to] = {static_cast<uint32_t>(hash_of[g]), static_cast<int32_t>(g + 1)};
           }
         }
       }
-      number[bag] = match;
+      number[b] = match;
       at += length;
     }
-    const int64_t slots = static_cast<int64_t>(bags_S.size());
+    lengths += bags;
+    number += bags;
     counts_3S[s] = static_cast<int64_t>(numbered.start.size() - before);
     counts_3S[slots + s] = 0;
     for (size_t g = before; g < numbered.start.size(); ++g) {
@@ -320,11 +350,12 @@ Tensor bag_cells(const Tensor& number_B, at::IntArrayRef bags_S, at::IntArrayRef
   const int64_t slots = static_cast<int64_t>(bags_S.size());
   check.length("shards", shards_S.size(), slots);
   check.length("numbers", number_B.numel(), check.sum("bags", bags_S));
-  int64_t width = 0, cells = 0;
+  const int64_t width = check.sum("shards", shards_S);
+  check.product("cells", width, number_B.numel());
+  int64_t cells = 0;
   for (int64_t s = 0; s < slots; ++s) {
     check.at_least("shards", shards_S[s], 1);
     check.that(!side_by_side || bags_S[s] == bags_S[0], "bags must be equally many side by side");
-    width += shards_S[s];
     cells += shards_S[s] * bags_S[s];
   }
   Tensor cell = at::empty({cells}, number_B.options());

@@ -72,25 +72,38 @@ void pack_rows(const Tensor& keys_U, const Tensor& counts_KO, const Tensor& part
   check.that(!outside, "every key must be in the part that it is counted for");
 }
 
-// What is behind the headers of all messages, one message after another: sizes[r] words of rank r.
-Tensor unpack(const Tensor& messages, int64_t header, at::IntArrayRef sizes_W) {
+// What is behind the headers of all messages, segment by segment: sizes[r * segments + k] words of
+// rank r belong to segment k, one segment after another.
+std::vector<Tensor> unpack(const Tensor& messages, int64_t header, at::IntArrayRef sizes_WK,
+                           int64_t segments) {
   const Checks check("unpack");
   check.dense("messages", messages, {at::kInt});
   check.is_matrix("messages", messages);
   const int64_t ranks = messages.size(0), width = messages.size(1);
   check.that(0 <= header && header <= width, "header must be in [0, ", width, "], not ", header);
-  check.length("sizes", sizes_W.size(), ranks);
-  const int64_t total = check.sum("sizes", sizes_W);
-  const int32_t* message = messages.const_data_ptr<int32_t>();
+  check.at_least("segments", segments, 1);
+  check.length("sizes", sizes_WK.size(), check.product("sizes", ranks, segments));
+  check.sum("sizes", sizes_WK);
+  std::vector<int64_t> totals(segments, 0), at(ranks, header);
   for (int64_t r = 0; r < ranks; ++r) {
-    check.that(sizes_W[r] <= width - header, "damaged message of rank ", r);
+    int64_t own = 0;
+    for (int64_t k = 0; k < segments; ++k) {
+      own += sizes_WK[r * segments + k];
+      totals[k] += sizes_WK[r * segments + k];
+    }
+    check.that(own <= width - header, "damaged message of rank ", r);
   }
-  Tensor words = at::empty({total}, messages.options());
-  int32_t* out = words.mutable_data_ptr<int32_t>();
-  for (int64_t r = 0; r < ranks; ++r) {
-    out = std::copy_n(message + r * width + header, sizes_W[r], out);
+  std::vector<Tensor> found;
+  for (int64_t k = 0; k < segments; ++k) {
+    found.push_back(at::empty({totals[k]}, messages.options()));
+    int32_t* out = found.back().mutable_data_ptr<int32_t>();
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t size = sizes_WK[r * segments + k];
+      out = std::copy_n(messages.const_data_ptr<int32_t>() + r * width + at[r], size, out);
+      at[r] += size;
+    }
   }
-  return words;
+  return found;
 }
 
 } // namespace

@@ -19,6 +19,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
         "-> (Tensor, Tensor, bool)");
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
+  m.def("in_range(Tensor ids, Tensor counts, Tensor rows) -> bool");
   m.def("hot_table(Tensor keys, Tensor replicas) -> Tensor");
   m.def("dedup(Tensor keys, Tensor part_starts, Tensor? hot_table=None) "
         "-> (Tensor, Tensor, Tensor)");
@@ -32,7 +33,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
         "Tensor units, Tensor ids, int[] starts, Tensor(a!) words) -> ()");
   m.def("pack_rows(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
         "Tensor(a!) words) -> ()");
-  m.def("unpack(Tensor messages, int header, int[] sizes) -> Tensor");
+  m.def("unpack(Tensor messages, int header, int[] sizes, int segments) -> Tensor[]");
   m.def("bag_sums(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
         "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()");
   m.def("row_sums(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -45,6 +46,7 @@ TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("from_bits", from_bits);
   m.impl("select_entries", select_entries);
   m.impl("keys", keys);
+  m.impl("in_range", in_range);
   m.impl("hot_table", hot_table);
   m.impl("dedup", dedup);
   m.impl("distinct_bags", distinct_bags);

@@ -20,6 +20,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.compat.awaitables import parts_of_pooled
@@ -89,10 +90,12 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     @classmethod
     def create_grouped_sharding_infos(
-        cls, *args: Any, **kwargs: Any
+        cls, module: EmbeddingBagCollectionInterface, *args: Any, **kwargs: Any
     ) -> dict[str, list[EmbeddingShardingInfo]]:
         """Returns tables by sharding type; all types of fused tables are one, in one exchange."""
-        return with_one_fused_type(super().create_grouped_sharding_infos(*args, **kwargs))
+        grouped = super().create_grouped_sharding_infos(module, *args, **kwargs)
+        order = [config.name for config in module.embedding_bag_configs()]
+        return with_one_fused_type(grouped, order)
 
     @classmethod
     def create_embedding_bag_sharding(

@@ -175,10 +175,16 @@ class FusedTables:
 
 
 def with_one_fused_type(
-    grouped: Mapping[str, list[EmbeddingShardingInfo]],
+    grouped: Mapping[str, list[EmbeddingShardingInfo]], order: Sequence[str]
 ) -> dict[str, list[EmbeddingShardingInfo]]:
-    """Puts the fused tables of all types together, in the place of the first."""
+    """Puts the fused tables of all types together, in the place of the first.
+
+    Args:
+        grouped: tables by sharding type.
+        order: names of the module's tables.
+    """
     fused = [info for kind, infos in grouped.items() if kind in FUSED_TYPES for info in infos]
+    fused.sort(key=lambda info: order.index(info.embedding_config.name))
     joined: dict[str, list[EmbeddingShardingInfo]] = {}
     for kind, infos in grouped.items():
         joined.setdefault(

@@ -22,6 +22,8 @@ BAD: list[tuple[str, Arguments, str]] = [
     ("keys", {"starts": torch.zeros(2, 3).long()}, "starts and shifts must have a line for each"),
     ("keys", {"starts": torch.zeros(4).long()}, "starts must have 2 dimensions, not 1"),
     ("keys", {"key_type": torch.float32}, "key_type must be Int or Long, not Float"),
+    ("in_range", {"rows": torch.tensor([10])}, "rows must have 2 elements, not 1"),
+    ("in_range", {"counts": torch.tensor([2, 2])}, "ids must have 4 elements, not 3"),
     ("hot_table", {"keys": ints(3, -1, 8)}, "a key must be at least 0, not -1"),
     ("hot_table", {"replicas": ints(1)}, "replicas must have 3 elements, not 1"),
     ("hot_table", {"replicas": torch.arange(3)}, "replicas must be Int, not Long"),
@@ -61,9 +63,9 @@ BAD: list[tuple[str, Arguments, str]] = [
     ("pack_rows", {"part_starts": ints(0, 4, 10)}, "part_starts must have 7 elements, not 3"),
     ("pack_rows", {"starts": [0, 4, 8, 12]}, "starts must be for at most 3 owners, not for 4"),
     ("pack_rows", {"counts": torch.tensor([[9, 1, 0], [1, 0, -6]])}, "counts must be at least 0"),
-    ("unpack", {"sizes": [3, 5]}, "damaged message of rank 1"),
-    ("unpack", {"sizes": [-1, 4]}, "sizes must be at least 0, not -1"),
-    ("unpack", {"sizes": [3]}, "sizes must have 2 elements, not 1"),
+    ("unpack", {"sizes": [3, 0, 2, 3]}, "damaged message of rank 1"),
+    ("unpack", {"sizes": [-1, 4, 0, 0]}, "sizes must be at least 0, not -1"),
+    ("unpack", {"sizes": [3]}, "sizes must have 4 elements, not 1"),
     ("unpack", {"header": 9}, "header must be in [0, 8], not 9"),
     ("bag_sums", {"rows": ints(0, 3, 1, 1)}, "rows must be in [0, 3), but element 1 is 3"),
     ("bag_sums", {"rows": ints(0, 2, 1, -1)}, "rows must be in [0, 3), but element 3 is -1"),
@@ -154,6 +156,9 @@ def call_everything(examples: int) -> Iterator[str]:
         call(name, good())
         list(throw(name, examples))
     empty = torch.zeros(2, 4, dtype=torch.int32)
-    assert call("unpack", {"messages": empty, "header": 4, "sizes": [0, 0]}).numel() == 0
+    assert (
+        call("unpack", {"messages": empty, "header": 4, "sizes": [0, 0], "segments": 1})[0].numel()
+        == 0
+    )
     list(bad_calls())
     yield origin

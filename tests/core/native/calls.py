@@ -25,6 +25,14 @@ def keys() -> Arguments:
     }
 
 
+def in_range() -> Arguments:
+    return {
+        "ids": torch.tensor([0, 9, 4]),
+        "counts": torch.tensor([2, 1]),
+        "rows": torch.tensor([10, 5]),
+    }
+
+
 def hot_table() -> Arguments:
     return {"keys": ints(3, 5, 8), "replicas": ints(20, 21, 22)}
 
@@ -49,7 +57,7 @@ def pack_rows() -> Arguments:
 
 def unpack() -> Arguments:
     messages = torch.arange(16, dtype=torch.int32).view(2, 8)
-    return {"messages": messages, "header": 4, "sizes": [3, 4]}
+    return {"messages": messages, "header": 4, "sizes": [3, 0, 2, 2], "segments": 2}
 
 
 def distinct_bags() -> Arguments:
@@ -145,7 +153,7 @@ def from_bits() -> Arguments:
 GOOD: dict[str, Callable[[], Arguments]] = {
     each.__name__: each
     for each in (
-        *(keys, hot_table, dedup, distinct_bags, bag_units, bag_cells, pack_bags),
+        *(keys, in_range, hot_table, dedup, distinct_bags, bag_units, bag_cells, pack_bags),
         *(pack_rows, unpack, bag_sums, row_sums),
         *(select_entries, to_bits, from_bits),
     )
