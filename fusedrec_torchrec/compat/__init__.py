@@ -6,6 +6,7 @@
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
 ``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
+``table_shards``        shards of tables on one rank, or by columns on several
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules
 ``stores``              where ranks meet

@@ -270,6 +270,10 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_pg",
     ),
     *_of(
+        "torchrec.distributed.sharding.cw_sharding.BaseCwEmbeddingSharding",
+        _shard=("self", "sharding_infos"),
+    ),
+    *_of(
         "torchrec.distributed.sharding.rw_sharding.BaseRwEmbeddingSharding",
         "_device",
         "_env",
@@ -277,11 +281,16 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_grouped_embedding_configs_per_rank",
         "_pg",
         "_rank",
+        "_world_size",
         _shard=("self", "sharding_infos"),
     ),
     *_of(
         "torchrec.distributed.sharding.tw_sharding.BaseTwEmbeddingSharding",
         "_pg",
+    ),
+    *_of(
+        "torchrec.distributed.sharding.tw_sharding.BaseTwEmbeddingSharding",
+        _shard=("self", "sharding_infos"),
     ),
     *_of(
         "torchrec.distributed.sharding.twrw_sharding.BaseTwRwEmbeddingSharding",
