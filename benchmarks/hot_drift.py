@@ -86,7 +86,7 @@ def hit_rates(path: Path) -> dict[str, list[float]]:
         )
         for name, model in models.items():
             used = model.module.fused.hot.used
-            used.rows = used.hot = 0
+            used.reset()
             model(batch).values().sum().backward()
             hits[name].append(used.hot / used.rows)
     return hits

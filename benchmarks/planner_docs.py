@@ -17,7 +17,8 @@ from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, best_systems, verdict
 from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import Point, simulate
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
+from fusedrec_torchrec.training.planning import planning_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "results" / "planner"
@@ -84,7 +85,7 @@ def points_of(scenario: Scenario) -> tuple[list[Point], str]:
     """Simulates a scenario; returns its points and the name of its cluster."""
     path = ROOT / "configs" / "planner" / scenario.config
     overrides = [*scenario.overrides, f"ranks={scenario.ranks[0]}"]
-    planning = load_planning(path, overrides)
+    planning = planning_of(read_planner_files(path, overrides))
     return list(simulate(planning, scenario.ranks, ["weak"])), planning.cluster.name
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusedrec_torchrec.bench import report
-from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.figures import WorkloadFigures, side_by_side
 from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.statistics import Ratio
+from fusedrec_torchrec.bench.suite import OURS
 from fusedrec_torchrec.core.terminal import human_bytes
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
@@ -32,6 +34,7 @@ PLOTS = {
     "links": ("speed_up",),
     "workloads": ("speed_up",),
     "growth": ("growth",),
+    "mlperf": ("speed_up", "bytes"),
     "hot": ("hit_rates",),
 }
 
@@ -63,19 +66,22 @@ class Targets:
 
 
 def criteo(
-    workloads: Sequence[WorkloadFigures], batch_size: int, link: str = ""
+    workloads: Sequence[WorkloadFigures],
+    batch_size: int,
+    link: str = "",
+    allocator: str = "default",
 ) -> WorkloadFigures:
     """Returns a workload of the suites targets and links; growth has the same batches, too."""
-    wanted = ("Criteo", batch_size, link)
+    wanted = ("Criteo", batch_size, link, allocator)
     for w in workloads:
-        if (w.config.series, w.config.batch_size, w.config.link) == wanted:
+        if (w.config.series, w.config.batch_size, w.config.link, w.allocator) == wanted:
             return w
     raise SystemExit(f"no results for Criteo ids, batch {batch_size}, link {link or 'loopback'}")
 
 
 def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     """Shows targets, what was measured, and whether that is enough."""
-    by_title = {w.title: w for w in workloads}
+    by_title = {w.label: w for w in workloads}
     targets = Targets()
     line, ratio = targets.line, targets.ratio
     small, large = criteo(workloads, 2048), criteo(workloads, 8192)
@@ -84,6 +90,10 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     for batch in (2048, 8192):
         w = criteo(workloads, batch, "1gbit")
         ratio(f"1 Gbit/s, batch {batch}: best stock / fused", 3.5, w.speed_up)
+    if any(w.allocator == "keep" for w in workloads):
+        for batch, least in ((2048, 4.0), (8192, 5.0)):
+            w = criteo(workloads, batch, allocator="keep")
+            ratio(f"loopback, batch {batch}, memory kept: best stock / fused", least, w.speed_up)
     both = (small, large)
     rows_share = max(w.row_bytes / w.least_row_bytes for w in both)
     line("bytes of rows / lower bound", "<= 1.00", f"{rows_share:.4f}", rows_share <= 1)
@@ -109,7 +119,7 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     wrong = [
         w
         for w in workloads
-        if w.advice not in ("fused_row_wise", "") and "fused_row_wise" in w.planner_picks
+        if w.advice not in (*OURS, "") and set(FUSED_TYPES) & set(w.planner_picks)
     ]
     line(
         "workloads where fused is over 5 % slower and the planner picks it",
@@ -120,17 +130,45 @@ def summary(workloads: Sequence[WorkloadFigures]) -> Table:
     return targets.table()
 
 
+def pooling_targets(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows targets of pooling where it costs least, for every allocator that was measured."""
+    targets = Targets()
+    mlperf = [w for w in workloads if w.config.multi_hot == "mlperf"]
+    for w in mlperf:
+        if w.config.batch_size in (1024, 8192):
+            least = 2.5 if w.config.link else 2.0
+            targets.ratio(f"{w.label}: best stock / fused", least, w.speed_up)
+    found = [w.fused for w in workloads if w.fused is not None]
+    shares = [w.fused.rows_over_least for w in mlperf if w.fused is not None]
+    share = max(share for share in shares if share is not None)
+    what = "MLPerf: rows, own ones included / sum of min(distinct bags, distinct rows)"
+    targets.line(what, "1.00", f"{share:.3f}", share <= 1.005)
+    others = [w for w in workloads if w not in mlperf and w.speed_up is not None]
+    worst = min(others, key=lambda w: w.speed_up.median if w.speed_up else 0.0)
+    targets.ratio(f"least of the crossover ({worst.label})", 1.0, worst.speed_up)
+    most = max(system.collectives for system in found)
+    targets.line("collectives in a step, any mix", "3", f"{most:g}", most == 3)
+    return targets.table()
+
+
 def headline(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows speed and bytes in a few lines."""
+    """Shows speed and bytes in a few lines, with all allocators side by side."""
+    allocators = report.allocators_of(workloads)
+    ratios = ("best stock sharding", "its step / fused step")
     rows = []
-    for w in workloads:
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))
         assert w.fused is not None and w.best_stock is not None
+        cells = []
+        for allocator in allocators:
+            found = group.get(allocator)
+            best = found.best_stock.name if found and found.best_stock else ""
+            cells += [best, str(found.speed_up) if found else ""]
         rows.append(
             (
                 w.config.link or "loopback",
                 str(w.config.batch_size),
-                w.best_stock.name,
-                str(w.speed_up),
+                *cells,
                 f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
             )
         )
@@ -139,8 +177,7 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
         (
             "link",
             "batch per rank",
-            "best stock sharding",
-            "its step / fused step",
+            *(report.with_allocator(name, a) for a in allocators for name in ratios),
             "its bytes / fused",
         ),
         rows,
@@ -221,6 +258,8 @@ def hits(workloads: Sequence[WorkloadFigures]) -> Table:
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "summary": summary,
     "headline": headline,
+    "pooling_targets": pooling_targets,
+    "traffic": report.traffic,
     "speeds": report.speeds,
     "wire": report.wire,
     "bounds": report.bounds,
@@ -250,6 +289,9 @@ def main() -> None:
     for page in PAGES:
         page.write_text(fill(page.read_text()))
     for suite, names in PLOTS.items():
+        if not (MEASURED / suite / RESULTS).is_file():
+            print(f"no plots of {suite}, which was not measured")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             draw(figures_of(suite), Path(folder))
             for name in names:

@@ -76,6 +76,7 @@ class Case:
         batch_sizes: samples of each rank; a tuple of tuples gives them per step.
         lengths: possible numbers of ids in a bag.
         skew: exponent that makes low ids more frequent, 0 for uniform ids.
+        repeated: whether bags repeat: of every feature, the last ones are those before.
         settings: of FBGEMM's optimizer, on top of learning rate and eps.
     """
 
@@ -90,6 +91,7 @@ class Case:
     integers: bool = True
     lengths: tuple[int, ...] = (0, 1, 2, 4)
     skew: float = 2.0
+    repeated: bool = False
     id_dtype: str = "int64"
     length_dtype: str = "int32"
     seed: int = 0
@@ -140,10 +142,15 @@ def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
         for _ in case.features
     ]
     lengths, ids = [], []
+    kept: list[torch.Tensor] = []  # where the ids are from that stand in the batch, if bags repeat
     for feature, stride in zip(case.features, strides, strict=True):
         length = torch.tensor(case.lengths)[
             torch.randint(len(case.lengths), (stride,), generator=g)
         ]
+        if case.repeated:
+            length = length[torch.arange(stride) % max(stride // 2, 1)]
+            half = int(length[: max(stride // 2, 1)].sum())
+            kept.append(torch.arange(int(length.sum())) % max(half, 1) + sum(map(len, kept)))
         uniform = torch.rand(int(length.sum()), generator=g)
         lengths.append(length)
         ids.append(
@@ -157,6 +164,10 @@ def batch(case: Case, step: int, rank: int) -> KeyedJaggedTensor:
             if case.integers
             else torch.rand(values.shape, generator=g)
         )
+    if case.repeated:
+        source = torch.cat(kept)
+        values = values[source]
+        weights = None if weights is None else weights[source]
     inverse = None
     if case.vbe:
         picks = [torch.randint(max(stride, 1), (size,), generator=g) for stride in strides]
@@ -299,6 +310,16 @@ def sharded(
     world_size = case.grid.sharding_group_size if case.grid else dist.get_world_size()
     generators = {
         "fused_row_wise": lambda i, t: fr.fused_row_wise(t.rows_per_rank, t.kernel, t.hot),
+        "fused_table_wise": lambda i, t: fr.fused_table_wise(i % world_size, t.kernel),
+        "fused_column_wise": lambda i, t: fr.fused_column_wise(
+            [
+                (i + c) % world_size
+                for c in range(
+                    max(n for n in (1, 2, 4) if n <= world_size and t.dim % (4 * n) == 0)
+                )
+            ],
+            t.kernel,
+        ),
         "table_wise": lambda i, t: table_wise(rank=i % world_size, compute_kernel="fused"),
         "row_wise": lambda i, t: row_wise(compute_kernel="fused"),
         "column_wise": lambda i, t: column_wise(

@@ -13,6 +13,7 @@ from tests.reference import Run, unsharded_run
 
 UNIT_ROUNDOFF = 2.0**-24
 Bound = torch.Tensor | float
+NOT_ON_ALL_RANKS = ("data_parallel", "table_wise", "fused_table_wise", "fused_column_wise")
 
 
 def train_step(
@@ -115,9 +116,7 @@ def check(case: Case, run: Run, outputs: list[dict[str, torch.Tensor]], model: A
         check_weight(case, t, run, state_dict[f"sparse.{prefix(case)}.{t.name}.weight"])
         want = run.states[t.name]
         # Not there: optimized by the dense optimizer, or not on this rank.
-        if want is not None and (
-            t.name in states or t.sharding not in ("data_parallel", "table_wise")
-        ):
+        if want is not None and (t.name in states or t.sharding not in NOT_ON_ALL_RANKS):
             check_state(case, t, run, states[t.name], want)
 
 

@@ -94,6 +94,25 @@ def reached_names() -> Iterator[tuple[Path, int, str]]:
                     yield file.relative_to(FOLDER), getattr(node, "lineno", 0), name
 
 
+def attribute_uses() -> Iterator[tuple[Path, int, str, str]]:
+    """Yields file, line, object and name of every attribute that the package reads or sets."""
+    for file in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute):
+                where, of_what, name = node.lineno, node.value, node.attr
+            elif isinstance(node, ast.Call) and len(node.args) > 1 and _is_getattr(node):
+                if not isinstance(node.args[1], ast.Constant):
+                    continue
+                where, of_what, name = node.lineno, node.args[0], str(node.args[1].value)
+            else:
+                continue
+            yield file.relative_to(FOLDER), where, ast.unparse(of_what), name
+
+
+def _is_getattr(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in ("getattr", "hasattr", "setattr")
+
+
 def _defined(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -115,7 +134,7 @@ def _reached(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
         yield from (part for part in (node.module or "").split(".") if is_private(part))
         yield from (alias.name for alias in node.names if is_private(alias.name))
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+    elif isinstance(node, ast.Call) and _is_getattr(node):
         name = node.args[1]
         if isinstance(name, ast.Constant) and is_private(str(name.value)):
             yield str(name.value)

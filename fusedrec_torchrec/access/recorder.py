@@ -51,19 +51,19 @@ class Recorder:
             self._accesses[name] += len(drawn)
             self._hitters.add(torch.from_numpy(drawn + start))
 
-    def add_profile(self, part: AccessProfile) -> None:
-        self._samples += part.samples
+    def add_profile(self, profile: AccessProfile) -> None:
+        self._samples += profile.samples
         keys, counts = [], []
         for name, start in zip(self._rows, self._starts[:-1], strict=True):
-            self._accesses[name] += part.accesses[name]
-            if name in part.bags:
+            self._accesses[name] += profile.accesses[name]
+            if name in profile.bags:
                 before = self._merged_bags.get(name)
-                bags = part.bags[name]
+                bags = profile.bags[name]
                 self._merged_bags[name] = bags if before is None else before.plus(bags)
-            keys.append(torch.from_numpy(part.ids[name] + start))
-            counts.append(torch.from_numpy(part.counts[name]))
+            keys.append(torch.from_numpy(profile.ids[name] + start))
+            counts.append(torch.from_numpy(profile.counts[name]))
         self._hitters.merge(
-            torch.cat(keys), torch.cat(counts), sum(part.accesses.values()), part.error
+            torch.cat(keys), torch.cat(counts), sum(profile.accesses.values()), profile.error
         )
 
     def profile(self, of_samples: int = 0) -> AccessProfile:
@@ -98,17 +98,17 @@ class Recorder:
         return {name: bags for name, bags in counted.items() if bags.all_ids > bags.all_bags}
 
 
-def merged(parts: Sequence[AccessProfile]) -> AccessProfile:
-    """Returns profiles of parts of the data as one profile of all of them.
+def merged(profiles: Sequence[AccessProfile]) -> AccessProfile:
+    """Returns profiles of different samples of the data as one profile of all of them.
 
     Raises:
         ValueError: the profiles are of different tables.
     """
-    first = parts[0]
-    for part in parts[1:]:
-        if part.table_rows != first.table_rows:
+    first = profiles[0]
+    for profile in profiles[1:]:
+        if profile.table_rows != first.table_rows:
             raise ValueError("profiles to merge must be of the same tables and rows")
-    recorder = Recorder(first.table_rows, max(part.counters for part in parts))
-    for part in parts:
-        recorder.add_profile(part)
-    return recorder.profile(sum(part.of_samples for part in parts))
+    recorder = Recorder(first.table_rows, max(profile.counters for profile in profiles))
+    for profile in profiles:
+        recorder.add_profile(profile)
+    return recorder.profile(sum(profile.of_samples for profile in profiles))

@@ -4,8 +4,11 @@ P2RES (PPoPP 2024) asks which rows to replicate.  The answer here: rows in the o
 are likely to be in a batch, as many of them as make the step shortest.  It is asked twice, before a
 training by the rule ``cost_model`` of hot rows (``hot.cost``) and by the planner
 (``planner.search.replicate``).  Both take the likelihood of a row, the bytes of a sync and the
-choice among steps from here; they differ in the price of a step, which the rule knows from a few
-settings and the planner from a cluster.
+choice among steps from here.  They differ in the price of a step, which the rule knows from a few
+settings and the planner from a cluster, stage by stage.  So the rule is simpler in two places: with
+a sync every k steps it reckons with the rows that one batch touches, the planner with those of k
+batches; and it has every sync run at the speed of an all-reduce, where the planner has gradients of
+touched rows run at that of an all-to-all.
 """
 
 from collections.abc import Iterable
@@ -14,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["chance_in_batch", "chance_of_uses", "cheapest", "sync_bytes"]
+__all__ = ["chance_in_batch", "cheapest", "sync_bytes"]
 
 Floats = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Floats)
@@ -28,15 +31,6 @@ def chance_in_batch(shares: Floats, ids: float | Floats) -> Floats:
         ids: n, how many ids of the table the batch has.
     """
     return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
-
-
-def chance_of_uses(uses: Floats) -> Floats:
-    """Returns the probability that a row is in a batch which uses it so often in the mean.
-
-    It is what ``chance_in_batch`` comes to for many ids, n p of which are uses of the row, and all
-    that can be said if the batch has no fixed number of ids.
-    """
-    return np.asarray(-np.expm1(-uses))
 
 
 def sync_bytes(touched: Bytes, replicated: Bytes, ranks: int) -> tuple[Bytes, Bytes]:

@@ -191,8 +191,8 @@ def _knots(places: RowPlaces, ids: float) -> tuple[NDArray[np.int64], Floats]:
 
 def _drawn_once(shares: Floats, ids: float, accesses: int) -> Floats:
     """Returns shares that, drawn with replacement, meet rows as often as theirs do without."""
-    part = min(ids / max(accesses, 1), 1 - 1e-12)
-    return np.asarray(-np.expm1(shares * accesses / max(ids, 1e-300) * np.log1p(-part)))
+    drawn = min(ids / max(accesses, 1), 1 - 1e-12)
+    return np.asarray(-np.expm1(shares * accesses / max(ids, 1e-300) * np.log1p(-drawn)))
 
 
 def _adjusted(profile: AccessProfile, values: NDArray[np.int64], rows: NDArray[np.int64]) -> Floats:

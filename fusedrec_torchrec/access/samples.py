@@ -34,28 +34,28 @@ class Samples:
         return len(self.labels)
 
     @staticmethod
-    def concatenate(parts: Sequence["Samples"]) -> "Samples":
-        """Returns the samples of all parts, one part after another."""
-        if len(parts) == 1:
-            return parts[0]
-        dense = np.concatenate([part.dense for part in parts])
-        labels = np.concatenate([part.labels for part in parts])
-        if parts[0].lengths is None:
-            ids = np.concatenate([p.ids.reshape(-1, len(p)) for p in parts], axis=1)
+    def concatenate(chunks: Sequence["Samples"]) -> "Samples":
+        """Returns the samples of all chunks, one chunk after another."""
+        if len(chunks) == 1:
+            return chunks[0]
+        dense = np.concatenate([chunk.dense for chunk in chunks])
+        labels = np.concatenate([chunk.labels for chunk in chunks])
+        if chunks[0].lengths is None:
+            ids = np.concatenate([p.ids.reshape(-1, len(p)) for p in chunks], axis=1)
             return Samples(dense, labels, ids.ravel())
-        lengths = [part.lengths for part in parts if part.lengths is not None]
+        lengths = [chunk.lengths for chunk in chunks if chunk.lengths is not None]
         features = len(lengths[0])
-        # Bags stand part by part; their new order is feature by feature.
-        before = np.cumsum([0] + [part.size for part in lengths])
+        # Bags stand chunk by chunk; their new order is feature by feature.
+        before = np.cumsum([0] + [of_chunk.size for of_chunk in lengths])
         order = np.concatenate(
             [
-                start + feature * part.shape[1] + np.arange(part.shape[1])
+                start + feature * of_chunk.shape[1] + np.arange(of_chunk.shape[1])
                 for feature in range(features)
-                for start, part in zip(before, lengths, strict=False)
+                for start, of_chunk in zip(before, lengths, strict=False)
             ]
         )
-        flat = np.concatenate([part.ravel() for part in lengths])
-        ids = _take_bags(np.concatenate([part.ids for part in parts]), flat, order)
+        flat = np.concatenate([of_chunk.ravel() for of_chunk in lengths])
+        ids = _take_bags(np.concatenate([chunk.ids for chunk in chunks]), flat, order)
         return Samples(dense, labels, ids, flat[order].reshape(features, -1))
 
     def take(self, which: NDArray[np.int64]) -> "Samples":

@@ -7,21 +7,25 @@ dense feature a hidden weight; a click is drawn with the probability that their 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.samples import Samples
 
-__all__ = ["SyntheticData", "SyntheticTable"]
+__all__ = ["BagKind", "SyntheticData", "SyntheticTable", "random_bits"]
+
+BagKind = Literal["fresh", "repeated"]
 
 BLOCK = 8192
 # Streams of random numbers of one sample; tables come after them.
 DENSE, CLICK, EFFECT = 0, 1, 2
 TABLES = 16
+# Keys of random numbers have the position in a bag above the number of the sample.
+POSITION = np.uint64(1 << 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class SyntheticTable:
             and a Poisson number of others.
         zipf: exponent of the law of popularity, 0 is uniform.
         drift: ranks of popularity the hot set moves on in 1000 samples.
+        bags: whether the ids of a bag are drawn anew for every sample, or follow from its first id,
+            so that bags repeat as often as ids do.
     """
 
     name: str
@@ -42,6 +48,7 @@ class SyntheticTable:
     pooling: float = 1.0
     zipf: float = 1.1
     drift: float = 0.0
+    bags: BagKind = "fresh"
 
 
 class SyntheticData:
@@ -112,30 +119,25 @@ class SyntheticData:
         numbers = np.arange(start, stop, dtype=np.uint64)
         n = len(numbers)
         dense = self._normal(numbers)
-        weights = _symmetric(_hash(self._seed, EFFECT, np.arange(self._dense_features)))
+        weights = _symmetric(random_bits(self._seed, EFFECT, np.arange(self._dense_features)))
         scale = 1.0 / np.sqrt(self._dense_features)
         logit = self._bias + self._signal * scale * (dense * weights).sum(axis=1)
         ids, lengths = [], []
         spread = self._signal / np.sqrt(len(self._tables))
         for place, table in enumerate(self._tables):
             stream = TABLES + 4 * place
-            length = self._lengths(table, stream, numbers)
-            keys = numbers
-            if table.pooling != 1:
-                of_sample = np.repeat(np.arange(n), length)
-                inside = np.arange(len(of_sample)) - np.repeat(np.cumsum(length) - length, length)
-                keys = numbers[of_sample] + inside.astype(np.uint64) * np.uint64(1 << 40)
-            drawn = self._ids(table, stream + 1, keys)
-            effects = _symmetric(_hash(self._seed, stream + 2, drawn))
+            drawn, length = self._bags(table, stream, numbers)
+            effects = _symmetric(random_bits(self._seed, stream + 2, drawn))
             effects *= 2.0 * spread
             if table.pooling != 1:
+                of_sample = np.repeat(np.arange(n), length)
                 sums = np.bincount(of_sample, weights=effects, minlength=n)
                 effects = sums / np.sqrt(np.maximum(length, 1))
             logit += effects
             ids.append(drawn)
             lengths.append(length)
         probability = 1.0 / (1.0 + np.exp(-logit))
-        clicks = _uniform(_hash(self._seed, CLICK, numbers)) < probability
+        clicks = _uniform(random_bits(self._seed, CLICK, numbers)) < probability
         samples = Samples(
             dense=dense.astype(np.float32),
             labels=clicks.astype(np.float32),
@@ -149,16 +151,33 @@ class SyntheticData:
         keys = numbers[:, None] * np.uint64(self._dense_features) + np.arange(
             self._dense_features, dtype=np.uint64
         )
-        first = _uniform(_hash(self._seed, DENSE, 2 * keys))
-        second = _uniform(_hash(self._seed, DENSE, 2 * keys + np.uint64(1)))
+        first = _uniform(random_bits(self._seed, DENSE, 2 * keys))
+        second = _uniform(random_bits(self._seed, DENSE, 2 * keys + np.uint64(1)))
         return np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * np.pi * second)
+
+    def _bags(
+        self, table: SyntheticTable, stream: int, numbers: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the ids of the bags of these samples, bag after bag, and the bags' lengths."""
+        repeated = table.bags == "repeated" and table.pooling > 1
+        first = self._ids(table, stream + 1, numbers).astype(np.uint64) if repeated else numbers
+        length = self._lengths(table, stream, first)
+        if table.pooling == 1:
+            return self._ids(table, stream + 1, numbers), length
+        of_bag = np.repeat(first, length)
+        inside = np.arange(len(of_bag)) - np.repeat(np.cumsum(length) - length, length)
+        keys = of_bag + inside.astype(np.uint64) * POSITION
+        if not repeated:
+            return self._ids(table, stream + 1, keys), length
+        others = self._ids(replace(table, drift=0.0), stream + 3, keys)  # a bag stays as it is
+        return np.where(inside == 0, of_bag.astype(np.int64), others), length
 
     def _lengths(
         self, table: SyntheticTable, stream: int, numbers: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
         if table.pooling == 1:
             return np.ones(len(numbers), dtype=np.int64)
-        uniform = _uniform(_hash(self._seed, stream, numbers))
+        uniform = _uniform(random_bits(self._seed, stream, numbers))
         if table.pooling < 1:
             return (uniform < table.pooling).astype(np.int64)
         mean = table.pooling - 1.0
@@ -172,7 +191,7 @@ class SyntheticData:
         self, table: SyntheticTable, stream: int, keys: NDArray[np.uint64]
     ) -> NDArray[np.int64]:
         """Returns ids by inverting the distribution of the continuous Zipf law on [1, rows + 1)."""
-        uniform = _uniform(_hash(self._seed, stream, keys))
+        uniform = _uniform(random_bits(self._seed, stream, keys))
         if abs(table.zipf - 1.0) < 1e-9:
             popularity = np.exp(uniform * np.log(table.rows + 1.0))
         else:
@@ -184,7 +203,7 @@ class SyntheticData:
         rank -= 1
         np.clip(rank, 0, table.rows - 1, out=rank)
         if table.drift:
-            number = (keys & np.uint64((1 << 40) - 1)).astype(np.float64)
+            number = (keys & (POSITION - np.uint64(1))).astype(np.float64)
             rank += (number * (table.drift / 1000.0)).astype(np.int64)
             rank %= table.rows
         rank *= _scatter(table.rows)
@@ -200,7 +219,7 @@ def _scatter(rows: int) -> int:
     return factor
 
 
-def _hash(seed: int, stream: int, keys: NDArray[np.generic]) -> NDArray[np.uint64]:
+def random_bits(seed: int, stream: int, keys: NDArray[np.generic]) -> NDArray[np.uint64]:
     """Returns splitmix64 of the keys: random bits, independent for each seed, stream and key."""
     start = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) & ((1 << 64) - 1)
     with np.errstate(over="ignore"):

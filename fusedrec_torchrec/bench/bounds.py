@@ -7,53 +7,73 @@ Three bare operations, in buffers that were made before where they take any:
 - *gather*: received rows to the output, once.
 
 Dedup itself, the sums of gradients and every check come on top of that.
+
+The exchange needs nothing but the units of each rank and bucket, whether a unit is a row or a bag
+that its owner has pooled.  Lookup and gather have to know how ids of bags arrive, and are there for
+rows only: see ``_rows_per_bucket``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.types import ParameterSharding
 
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.buffer_order import bucket_major
+from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "bounded"]
+
+
+def bounded(plan: Mapping[str, ParameterSharding]) -> bool:
+    """Returns whether there are lower bounds for a plan: all of its tables are fused."""
+    return all(sharding.sharding_type in FUSED_TYPES for sharding in plan.values())
 
 
 @dataclass
 class _Batch:
-    """What the fused step exchanges for one batch."""
+    """Holds what the fused step exchanges for one batch.
+
+    Attributes:
+        counts_out: [owner][bucket] units this rank asks for.
+        counts_in: [requester][bucket] units this rank is asked for.
+        words_out: [owner] words of four bytes that say so: rows, and lengths of bags.
+        words_in: [requester] words that this rank is asked by.
+        asked: of each bucket, what this rank is asked for.
+        bags: of each bucket, which received units form which output.
+    """
 
     counts_out: list[list[int]]
     counts_in: list[list[int]]
-    rows_R: torch.Tensor
+    words_out: list[int]
+    words_in: list[int]
+    asked: list[Asked]
     bags: list[Bags]
 
 
 class Bounds:
-    """Lower bounds of the fused system on a workload.
+    """Measures lower bounds of a system all of whose tables are fused, on a workload.
 
     Attributes:
         operations: the bare operations by name; each takes the number of a batch.
-        counts: what this rank's first batch asks for: ``ids``; ``outputs``, the rows of output
-            they make; ``unique``, the distinct rows among them; ``unique_remote_bytes``, the size
-            of those that another rank owns.
     """
 
     def __init__(self, fused: System, workload: Workload) -> None:
+        assert bounded(fused.plan)
         module = fused.model.module.embeddings
-        lookup = lookups_of(module)[0]
+        (lookup,) = lookups_of(module)
         assert isinstance(lookup, FusedLookup)
         self._kernels = lookup.kernels
-        self._dims = [kernel.config.embedding_tables[0].local_cols for kernel in self._kernels]
+        self._dims = [kernel.dim for kernel in self._kernels]
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()
         self.operations: dict[str, Callable[[int], None]] = {
@@ -61,7 +81,6 @@ class Bounds:
             "lookup": self._lookup,
             "gather": self._gather,
         }
-        self.counts = _counts(workload)
 
     @staticmethod
     def _exchanged(module: Any, batch: object) -> _Batch:
@@ -69,7 +88,17 @@ class Bounds:
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
         assert isinstance(received, ReceivedRows) and isinstance(fused, FusedShardingContext)
-        return _Batch(fused.counts_out, fused.counts_in, received.rows_R, fused.bags)
+        words_in = torch.tensor(fused.words_in())
+        words_out = torch.empty_like(words_in)
+        dist.all_to_all_single(words_out, words_in)
+        return _Batch(
+            fused.counts_out,
+            fused.counts_in,
+            words_out.tolist(),
+            words_in.tolist(),
+            received.asked(),
+            fused.bags,
+        )
 
     def _elements(self, counts: list[list[int]]) -> list[int]:
         return [sum(n * d for n, d in zip(row, self._dims, strict=True)) for row in counts]
@@ -79,17 +108,23 @@ class Bounds:
         received = max(sum(self._elements(b.counts_in)) for b in self._batches)
         self._asked = torch.zeros(out)
         self._owned = torch.zeros(received)
-        ids = max(sum(map(sum, (*b.counts_out, *b.counts_in))) for b in self._batches)
+        ids = max(sum(b.words_out) + sum(b.words_in) for b in self._batches)
         self._ids_out = torch.zeros(ids, dtype=torch.int32)
         self._ids_in = torch.zeros(ids, dtype=torch.int32)
         self._outputs = [
+            torch.zeros(max(b.bags[k].output.num_bags for b in self._batches), dim)
+            for k, dim in enumerate(self._dims)
+        ]
+        self._distinct = [
             torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim)
+            if any(b.bags[k].copies is not None for b in self._batches)
+            else None
             for k, dim in enumerate(self._dims)
         ]
 
     def _exchange(self, number: int) -> None:
         batch = self._batches[number]
-        ids_out, ids_in = ([sum(row) for row in c] for c in (batch.counts_out, batch.counts_in))
+        ids_out, ids_in = batch.words_out, batch.words_in
         dist.all_to_all_single(
             self._ids_in[: sum(ids_in)], self._ids_out[: sum(ids_out)], ids_in, ids_out
         )
@@ -101,11 +136,9 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        for kernel, rows_R in zip(
-            self._kernels, bucket_major(batch.rows_R, batch.counts_in), strict=True
-        ):
-            rows_RD = kernel(rows_R)
-            rows_RD.backward(self._owned[: rows_RD.numel()].view_as(rows_RD))
+        for kernel, asked in zip(self._kernels, batch.asked, strict=True):
+            rows_UD = kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
+            rows_UD.backward(self._owned[: rows_UD.numel()].view_as(rows_UD))
 
     def _gather(self, number: int) -> None:
         batch = self._batches[number]
@@ -114,38 +147,30 @@ class Bounds:
             starts.append(starts[-1] + dim * sum(row[k] for row in batch.counts_out))
         for k, (bags, dim) in enumerate(zip(batch.bags, self._dims, strict=True)):
             rows = self._asked[starts[k] : starts[k + 1]].view(-1, dim)
-            if native.available_on(rows.device):  # the faster of the two
-                torch.ops.fusedrec.bag_sums(
-                    *(rows, None, dim, bags.rows_N, bags.offsets_B1, None, None, 1, 0),
-                    self._outputs[k][: bags.num_bags],
-                )
-            elif bags.offsets_B1 is None:
-                torch.index_select(rows, 0, bags.rows_N, out=self._outputs[k][: bags.num_bags])
-            elif rows.numel():
-                torch.embedding_bag(
-                    rows,
-                    bags.rows_N,
-                    bags.offsets_B1.to(bags.rows_N.dtype),
-                    mode=0,
-                    include_last_offset=True,
-                )
+            distinct = self._distinct[k]
+            if bags.copies is None or distinct is None:
+                _pool(rows, bags, self._outputs[k])
+            else:
+                _pool(rows, bags, distinct)
+                _pool(distinct[: bags.num_bags], bags.copies, self._outputs[k])
 
 
-def _counts(workload: Workload) -> dict[str, int]:
-    """Counts what the first batch asks for, without the exchange's own arithmetic."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    unique = remote_bytes = 0
-    batch = workload.batches[0]
-    for (name, rows), dim in zip(workload.table_rows.items(), workload.dims, strict=True):
-        ids = batch[name].values().unique()
-        per_rank = -(-rows // ranks)  # fused_row_wise splits tables evenly
-        unique += ids.numel()
-        remote_bytes += int((ids // per_rank != rank).sum()) * dim * 4
-    ids_in_batch = batch.values().numel()
-    is_sequence = workload.config.module == "ec"
-    return {
-        "ids": ids_in_batch,
-        "outputs": ids_in_batch if is_sequence else batch.lengths().numel(),
-        "unique": unique,
-        "unique_remote_bytes": remote_bytes,
-    }
+def _pool(rows: torch.Tensor, bags: Bags, out: torch.Tensor) -> None:
+    """Pools rows by the faster of the two ways that there are on this machine."""
+    if native.available_on(rows.device):
+        torch.ops.fusedrec.bag_sums(
+            *(rows, None, rows.size(1), bags.rows_N, bags.offsets_B1, None, None, 1, 0),
+            out[: bags.num_bags],
+        )
+        return
+    bags = bags.with_offsets(rows.size(0))
+    if bags.offsets_B1 is None:
+        torch.index_select(rows, 0, bags.rows_N, out=out[: bags.num_bags])
+    elif rows.numel():
+        torch.embedding_bag(
+            rows,
+            bags.rows_N,
+            bags.offsets_B1.to(bags.rows_N.dtype),
+            mode=0,
+            include_last_offset=True,
+        )

@@ -1,34 +1,55 @@
 """Computes what the measurements of a workload say: medians, ratios, bytes, efficiency."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.bench.statistics import Ratio, paired_ratio
 from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
     HOT_SYSTEMS,
+    OURS,
     WorkloadConfig,
+    headline_of,
     steps_alike,
 )
 from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["SystemFigures", "WorkloadFigures"]
+__all__ = [
+    "ALLOCATOR_TITLES",
+    "BOUNDS",
+    "KINDS",
+    "SystemFigures",
+    "WorkloadFigures",
+    "side_by_side",
+]
 
+KINDS = ("ids", "rows", "gradients")
+BOUNDS = ("exchange", "lookup", "gather")
+ALLOCATOR_TITLES: dict[Allocator, str] = {
+    "default": "",
+    "keep": "memory kept",
+    "jemalloc": "jemalloc",
+}
 # A fused step that is this much slower than the best stock system's is advised against.
 TOLERATED = 1.05
 
 
 @dataclass(frozen=True)
 class SystemFigures:
-    """The figures of one system on one workload.
+    """Holds the figures of one system on one workload.
 
     Attributes:
         milliseconds: median of a step.
-        against_fused: its time in units of the fused step's; None if there was no fused step.
+        against_fused: its time in units of the headline system's; None if there was none.
         collectives: number in a step, messages between two ranks included.
         bytes_sent: by all ranks in a step, with ideal collectives.
+        bytes_by_kind: the same, of ids, rows and gradients; empty in results of earlier versions.
+        rows_over_least: rows sent, those that ranks send themselves included, in units of the least
+            that can serve the batch, see ``WorkloadFigures``; None where it means nothing.
         gloo_bytes_sent: as gloo sends them: its reduce-scatter is a whole all-reduce.
         memory: peak bytes of a rank beyond what libraries and data took before.
     """
@@ -38,18 +59,32 @@ class SystemFigures:
     against_fused: Ratio | None
     collectives: float
     bytes_sent: int
+    bytes_by_kind: dict[str, int]
+    rows_over_least: float | None
     gloo_bytes_sent: int
     memory: int
 
 
 class WorkloadFigures:
-    """The figures of one workload, from the measurements as the JSON file has them."""
+    """Holds the figures of one workload and allocator, from measurements as the JSON file has them.
+
+    ``fused`` is the headline system: our planner's plan if that was measured, else
+    ``fused_row_wise``.
+
+    ``rows_over_least`` divides the elements of rows that all ranks get in a step by the sum over
+    ranks and tables of min(distinct bags, distinct rows) x columns of the batch.  Above the line
+    are all rows, remote or not: those on the wire as they were counted there, and those that ranks
+    get from themselves, which travel nowhere and are counted from batch and plan.  Below the line
+    are counts of the batch alone.
+    """
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.config = from_mapping(WorkloadConfig, result["workload"])
         self.measured: dict[str, Any] = result["measured"]
+        self.allocator: Allocator = result.get("allocator", "default")
         seconds: dict[str, list[float]] = self.measured["seconds"]
-        fused = seconds.get(FUSED)
+        self.headline = headline_of(seconds)
+        fused = None if self.headline is None else seconds[self.headline]
         self.systems = {
             name: self._system(name, times, None if fused is None else paired_ratio(times, fused))
             for name, times in seconds.items()
@@ -65,11 +100,32 @@ class WorkloadFigures:
             against_fused=ratio,
             collectives=max(len(rank) for rank in ranks) / steps,
             bytes_sent=round(sum(c["bytes_sent"] for c in sent) / steps),
+            bytes_by_kind={
+                kind: round(sum(c["bytes_sent"] for c in sent if c["kind"] == kind) / steps)
+                for kind in KINDS
+                if all("kind" in c for c in sent)
+            },
+            rows_over_least=self._rows_over_least(name),
             gloo_bytes_sent=sum(
                 c["bytes_sent"] * (2 if c["name"] == "reduce_scatter" else 1) for c in sent
             ),
             memory=self.measured["memory"][name],
         )
+
+    def _rows_over_least(self, name: str) -> float | None:
+        """Returns rows in units of the least; codecs, hot rows and replicas count otherwise."""
+        requests = self.measured.get("requests", {}).get(name)
+        if requests is None or name in (*HOT_SYSTEMS, *CODEC_SYSTEMS, "data_parallel"):
+            return None
+        sent = [c for rank in self.measured["wire"][name] for c in rank]
+        on_wire = sum(c["bytes_sent"] for c in sent if c["kind"] == "rows") / 4
+        return float((on_wire + requests["own_elements"]) / max(requests["least_elements"], 1))
+
+    @property
+    def label(self) -> str:
+        """Title of the workload, with the allocator unless that is the default."""
+        allocator = ALLOCATOR_TITLES[self.allocator]
+        return f"{self.title}, {allocator}" if allocator else self.title
 
     @property
     def title(self) -> str:
@@ -80,15 +136,29 @@ class WorkloadFigures:
 
     @property
     def fused(self) -> SystemFigures | None:
-        """The fused system, if it was measured."""
-        return self.systems.get(FUSED)
+        """The headline system, if one was measured."""
+        return None if self.headline is None else self.systems[self.headline]
 
     @property
     def best_stock(self) -> SystemFigures | None:
         """The stock system with the shortest step."""
-        ours = (FUSED, *HOT_SYSTEMS, *CODEC_SYSTEMS)
+        ours = (*OURS, *HOT_SYSTEMS, *CODEC_SYSTEMS)
         stock = [system for name, system in self.systems.items() if name not in ours]
         return min(stock, key=lambda system: system.milliseconds, default=None)
+
+    @property
+    def best_ours(self) -> SystemFigures | None:
+        """The system of ours, without codecs and hot rows, with the shortest step."""
+        ours = [system for name, system in self.systems.items() if name in OURS]
+        return min(ours, key=lambda system: system.milliseconds, default=None)
+
+    @property
+    def best_speed_up(self) -> Ratio | None:
+        """Time of the best stock step / time of our best step."""
+        if self.best_stock is None or self.best_ours is None:
+            return None
+        seconds = self.measured["seconds"]
+        return paired_ratio(seconds[self.best_stock.name], seconds[self.best_ours.name])
 
     @property
     def speed_up(self) -> Ratio | None:
@@ -100,15 +170,15 @@ class WorkloadFigures:
         """The sharding to use here; empty if it cannot be told."""
         if self.fused is None or self.best_stock is None or self.speed_up is None:
             return ""
-        return FUSED if self.speed_up.median >= 1 / TOLERATED else self.best_stock.name
+        return self.fused.name if self.speed_up.median >= 1 / TOLERATED else self.best_stock.name
 
     @property
     def efficiency(self) -> Ratio | None:
-        """Sum of the lower bounds / time of the fused step."""
-        if self.fused is None:
+        """Sum of the lower bounds / time of the fused step; None if bounds are missing."""
+        if self.fused is None or set(self.bound_seconds) != set(BOUNDS):
             return None
         bounds = [sum(seconds) for seconds in zip(*self.bound_seconds.values(), strict=True)]
-        return paired_ratio(bounds, self.measured["seconds"][FUSED])
+        return paired_ratio(bounds, self.measured["seconds"][self.fused.name])
 
     @property
     def bound_seconds(self) -> dict[str, list[float]]:
@@ -124,7 +194,8 @@ class WorkloadFigures:
     @property
     def row_bytes(self) -> int:
         """Bytes of rows and gradients that the fused step sends, all ranks."""
-        return self.row_bytes_of(FUSED)
+        assert self.fused is not None
+        return self.row_bytes_of(self.fused.name)
 
     def row_bytes_of(self, system: str) -> int:
         """Returns the bytes of rows and gradients that a system sends in a step, all ranks."""
@@ -137,13 +208,22 @@ class WorkloadFigures:
 
     @property
     def least_row_bytes(self) -> int:
-        """Bytes of every row that a rank needs of another, once, and of its gradient back."""
+        """Bytes of every row that a rank needs of another, once, and of its gradient back.
+
+        Of tables that their owners pool, it is every bag.
+        """
         return 2 * int(self.measured["unique_remote_bytes"])
 
     @property
     def rows_per_output(self) -> float:
         """Distinct rows of a batch for each row of its output."""
         return float(self.measured["unique"] / max(self.measured["outputs"], 1))
+
+    @property
+    def bags_per_output(self) -> float | None:
+        """Distinct bags of a batch for each row of its output; unknown to earlier versions."""
+        bags = self.measured.get("distinct_bags")
+        return None if bags is None else float(bags / max(self.measured["outputs"], 1))
 
     @property
     def planner_picks(self) -> dict[str, int]:
@@ -176,3 +256,14 @@ class WorkloadFigures:
         """Bytes of everything else that the fused step sends: ids, counts, padding."""
         assert self.fused is not None
         return self.fused.bytes_sent - self.row_bytes
+
+
+def side_by_side(workloads: Sequence[WorkloadFigures]) -> list[dict[Allocator, WorkloadFigures]]:
+    """Returns for each workload its figures with all allocators that it was measured with."""
+    groups: list[dict[Allocator, WorkloadFigures]] = []
+    for w in workloads:
+        last = next(iter(groups[-1].values())) if groups else None
+        if last is None or last.title != w.title or w.allocator in groups[-1]:
+            groups.append({})
+        groups[-1][w.allocator] = w
+    return groups

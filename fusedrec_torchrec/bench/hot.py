@@ -17,7 +17,7 @@ READ = 1 << 14
 
 
 class HotWorkload:
-    """The access profile of a workload's data, and what follows from it."""
+    """Holds the access profile of a workload's data, and what follows from it."""
 
     def __init__(self, config: WorkloadConfig, source: Source) -> None:
         self._config = config

@@ -20,7 +20,7 @@ RATE = re.compile(r"\d+(kbit|mbit|gbit)")
 
 @dataclass(frozen=True)
 class Host:
-    """Where a rank runs: what its command starts with, and the interface of its traffic."""
+    """Says where a rank runs: what its command starts with, and the interface of its traffic."""
 
     prefix: tuple[str, ...]
     interface: str

@@ -28,8 +28,7 @@ def describe_machine() -> dict[str, object]:
         "python": platform.python_version(),
         "versions": versions,
         "native_operators": native.available(),
-        "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
-        | ({"LD_PRELOAD": "set"} if os.environ.get("LD_PRELOAD") else {}),
+        "malloc": {"LD_PRELOAD": "set"} if os.environ.get("LD_PRELOAD") else {},
     }
 
 

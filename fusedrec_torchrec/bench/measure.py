@@ -9,15 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, headline_of
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
-from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["measure"]
-
-BOUNDS = ("exchange", "lookup", "gather")
 
 
 def measure(
@@ -25,6 +23,7 @@ def measure(
     workload: WorkloadConfig,
     prepared: str | None,
     tick: Callable[[], None] = lambda: None,
+    allocator: Allocator = "default",
 ) -> dict[str, Any]:
     """Measures one workload; returns what the results file has of it.
 
@@ -33,23 +32,26 @@ def measure(
         workload: what to measure, with its systems.
         prepared: folder of prepared Criteo data, if there is one.
         tick: called for every measurement that is done.
+        allocator: how the ranks keep memory.
     """
     left_out = _left_out(suite, workload, prepared)
     names: list[str] = [name for name in workload.systems if name not in left_out]
     with ExitStack() as stack:
         places = stack.enter_context(hosts(workload.ranks, workload.link))
         systems = {
-            name: stack.enter_context(Ranks(name, suite, workload, prepared, places))
+            name: stack.enter_context(Ranks(name, suite, workload, prepared, places, allocator))
             for name in names
         }
         for ranks in systems.values():
             ranks.wait_until_ready()
         memory = {name: max(ranks.ask("memory")) for name, ranks in systems.items()}
-        fused = systems.get(FUSED)
-        counts = None if fused is None else _add_up(fused.ask("counts"))
+        requests = {name: _add_up(ranks.ask("requests")) for name, ranks in systems.items()}
+        headline = headline_of(names)
+        fused = None if headline is None else systems[headline]
+        bounds = [] if fused is None else fused.ask("make_bounds")[0]
 
         seconds: dict[str, list[float]] = {name: [] for name in systems}
-        bound_seconds: dict[str, list[float]] = {name: [] for name in BOUNDS if fused is not None}
+        bound_seconds: dict[str, list[float]] = {name: [] for name in bounds}
         for pair in range(suite.pairs):
             numbers = list(range(pair * suite.steps, (pair + 1) * suite.steps))
             for name in (*names[pair % len(names) :], *names[: pair % len(names)]):
@@ -63,16 +65,17 @@ def measure(
             "seconds": seconds,
             "bound_seconds": bound_seconds,
             "memory": memory,
+            "requests": requests,
             "wire": {name: ranks.ask("wire") for name, ranks in systems.items()},
         }
         hot = next((systems[name] for name in names if name in HOT_SYSTEMS), None)
         if hot is not None:
             result["owners"] = _add_up(hot.ask("owners"))
-        if fused is not None and counts is not None:
+        if fused is not None and headline is not None:
             phases = fused.ask("phases", steps=suite.pairs * suite.steps)
             result["phases"] = {k: v / len(phases) for k, v in _add_up(phases).items()}
             result["planner_picks"] = fused.ask("planner_picks")[0]
-            result.update(counts)
+            result.update(requests[headline])
         return result
 
 
@@ -92,6 +95,7 @@ def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None
     size = table_bytes(workload, open_source(workload, prepared))
     if workload.module == "ec":
         reasons["data_parallel"] = "TorchRec's dense EmbeddingCollection kernel fails on CPU"
+        reasons["fused_table_wise"] = "sequences have no bags that an owner could pool"
     elif size > suite.data_parallel_mib << 20:
         reasons["data_parallel"] = f"tables have {size >> 20} MiB, more than data_parallel_mib"
     if workload.ranks % 2:

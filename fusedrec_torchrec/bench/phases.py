@@ -15,7 +15,8 @@ def phases_of(fused: System, workload: Workload, steps: int) -> dict[str, float]
     """Returns the mean seconds of each stage of a step, on this rank.
 
     ``update`` is FBGEMM's part of backward, from the arrival of the gradients to the end;
-    ``other`` is what no stage accounts for; ``step`` is the whole.
+    ``other`` is what no stage accounts for; ``step`` is the whole.  There are none if the plan has
+    no fused table.
     """
     names = [*STAGES, "update", "other", "step"]
     totals = dict.fromkeys(names, 0.0)
@@ -26,6 +27,8 @@ def phases_of(fused: System, workload: Workload, steps: int) -> dict[str, float]
             begun = time.perf_counter()
             fused.step(batch)
             ended = time.perf_counter()
+        if "gradients" not in timer.ends:
+            return {}
         update = ended - timer.ends["gradients"]
         for name, seconds in timer.seconds.items():
             totals[name] += seconds

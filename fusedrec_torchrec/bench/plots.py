@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.bench.figures import WorkloadFigures
+from fusedrec_torchrec.bench.allocators import Allocator
+from fusedrec_torchrec.bench.figures import ALLOCATOR_TITLES, WorkloadFigures, side_by_side
+from fusedrec_torchrec.bench.suite import FUSED_PLANNER, OURS
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["draw"]
@@ -17,6 +19,8 @@ COLORS: dict[str, str] = {
     "planner": "tab:gray",
     "data_parallel": "tab:olive",
     "fused_row_wise": "tab:green",
+    "fused_table_wise": "mediumseagreen",
+    "fused_planner": "darkgreen",
     "fused_hot": "tab:red",
     "fused_hot_every_8": "lightcoral",
     "fused_hot_batches": "darkred",
@@ -26,6 +30,7 @@ COLORS: dict[str, str] = {
     "fused_int8": "darkcyan",
     "fused_dct": "black",
 }
+LINES: dict[Allocator, str] = {"default": "-", "keep": "--", "jemalloc": ":"}
 
 
 def draw(workloads: Sequence[WorkloadFigures], folder: Path) -> list[Path]:
@@ -43,9 +48,11 @@ def draw(workloads: Sequence[WorkloadFigures], folder: Path) -> list[Path]:
     files = []
     if compared:
         files.append(_speed_ups(compared, folder / "speed_up.png"))
+    if any(w.phases for w in with_fused):
+        files.append(_breakdown([w for w in with_fused if w.phases], folder / "breakdown.png"))
     if with_fused:
-        files.append(_breakdown(with_fused, folder / "breakdown.png"))
-        files.append(_bytes(with_fused, folder / "bytes.png"))
+        first = [next(iter(group.values())) for group in side_by_side(with_fused)]
+        files.append(_bytes(first, folder / "bytes.png"))  # which no allocator changes
     if any(w.hits for w in workloads):
         files.append(_hit_rates([w for w in workloads if w.hits], folder / "hit_rates.png"))
     if series:
@@ -90,11 +97,12 @@ def _speed_ups(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
         ratio = w.speed_up
         assert ratio is not None and w.best_stock is not None
         error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
-        color = "tab:green" if w.advice == FUSED else "tab:red"
-        axes.barh(y, ratio.median, color=color, xerr=error, ecolor="0.3", capsize=3)
+        color = "tab:green" if w.advice in OURS else "tab:red"
+        hatch = None if w.allocator == "default" else "//"
+        axes.barh(y, ratio.median, color=color, hatch=hatch, xerr=error, ecolor="0.3", capsize=3)
         axes.text(ratio.high, y, f"  {ratio.median:.2f}x {w.best_stock.name}", va="center")
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(workloads)), [w.title for w in workloads])
+    axes.set_yticks(range(len(workloads)), [w.label for w in workloads])
     axes.invert_yaxis()
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
@@ -145,7 +153,7 @@ def _breakdown(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
                 2 * i + 0.8, value, left=left, height=0.5, color=bound_colors[name], label=label
             )
             left += value
-    axes.set_yticks([2 * i for i in range(len(workloads))], [w.title for w in workloads])
+    axes.set_yticks([2 * i for i in range(len(workloads))], [w.label for w in workloads])
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds of the fused step, by stage; grey: its lower bounds")
     figure.legend(loc="outside lower center", ncols=5, fontsize="small")
@@ -178,6 +186,10 @@ def _bytes(workloads: Sequence[WorkloadFigures], path: Path) -> Path:
     return _save(figure, path)
 
 
+def _line_names(system: str, allocator: Allocator) -> tuple[str, str]:
+    return system, ALLOCATOR_TITLES[allocator]
+
+
 def _growth(series: dict[str, list[WorkloadFigures]], path: Path) -> Path:
     from matplotlib import pyplot
 
@@ -189,20 +201,22 @@ def _growth(series: dict[str, list[WorkloadFigures]], path: Path) -> Path:
         field = next(iter(workloads[0].config.sweep))
         names = list(dict.fromkeys(name for w in workloads for name in w.systems))
         for axes, what in zip(grid[:, column], ("milliseconds", "bytes_sent"), strict=True):
-            for name in names:
-                own = [w for w in workloads if name in w.systems]
+            kinds = dict.fromkeys((name, w.allocator) for name in names for w in workloads)
+            for name, allocator in kinds:
+                own = [w for w in workloads if name in w.systems and w.allocator == allocator]
                 values = [getattr(w.systems[name], what) for w in own]
                 if what == "bytes_sent":
                     values = [value / 2**20 for value in values]
                 (line,) = axes.plot(
                     [_swept(w) for w in own],
                     values,
+                    LINES[allocator],
                     marker="o",
                     markersize=3,
-                    linewidth=2.5 if name == FUSED else 1.2,
+                    linewidth=2.5 if name in (FUSED, FUSED_PLANNER) else 1.2,
                     color=COLORS[name],
                 )
-                handles.setdefault(name, line)
+                handles.setdefault(", ".join(filter(None, _line_names(name, allocator))), line)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             _plain_numbers(axes.yaxis)

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.bench.bounds import Bounds
+from fusedrec_torchrec.bench.bounds import Bounds, bounded
 from fusedrec_torchrec.bench.owners import owner_requests
 from fusedrec_torchrec.bench.phases import phases_of
+from fusedrec_torchrec.bench.requests import requests_of
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
 from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
@@ -30,9 +31,11 @@ from fusedrec_torchrec.core.config import from_mapping
 
 __all__ = ["Rank", "main"]
 
+NUMBERS = ("float", "bfloat", "uint8")
+
 
 class Rank:
-    """A system's model on this rank, and what can be asked about it."""
+    """Holds a system's model on this rank, and what can be asked about it."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         suite = from_mapping(SuiteConfig, job["suite"])
@@ -70,18 +73,35 @@ class Rank:
         return _seconds(self._bounds.operations[operation], [number % count for number in numbers])
 
     def wire(self) -> list[dict[str, Any]]:
-        """Returns the collectives of the first step; of eight steps if not all are alike."""
-        with CollectiveCounter() as counter:
-            for step in range(steps_alike(self._system.name)):
-                self._system.step(self._batch(step))
-        return [
-            {**asdict(c), "dtype": str(c.dtype).removeprefix("torch.")} for c in counter.collectives
-        ]
+        """Returns the collectives of the first step; of eight steps if not all are alike.
 
-    def counts(self) -> dict[str, int]:
-        """Returns what the first batch asks for; also makes the lower bounds ready."""
+        Each is of a kind: ``gradients`` in backward, before that ``rows`` if it carries numbers
+        that are no integers (codecs make bytes of them), else ``ids``: all that serves to ask.
+        """
+        found: list[dict[str, Any]] = []
+        for step in range(steps_alike(self._system.name)):
+            with CollectiveCounter() as forward:
+                outputs = self._system.forward(self._batch(step))
+            with CollectiveCounter() as backward:
+                self._system.backward(outputs)
+            for counter in (forward, backward):
+                for c in counter.collectives:
+                    dtype = str(c.dtype).removeprefix("torch.")
+                    kind = "rows" if dtype.startswith(NUMBERS) else "ids"
+                    kind = "gradients" if counter is backward else kind
+                    found.append({**asdict(c), "dtype": dtype, "kind": kind})
+        return found
+
+    def requests(self) -> dict[str, int]:
+        """Returns what the first batch asks for."""
+        return requests_of(self._workload, self._system.plan)
+
+    def make_bounds(self) -> list[str]:
+        """Makes the lower bounds ready, and returns their names; there are none for some plans."""
+        if not bounded(self._system.plan):
+            return []
         self._bounds = Bounds(self._system, self._workload)
-        return self._bounds.counts
+        return list(self._bounds.operations)
 
     def phases(self, steps: int) -> dict[str, float]:
         """Returns where the time of a step goes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fusedrec_torchrec.bench.allocators import Allocator, allocator_environment
 from fusedrec_torchrec.bench.links import Host
 from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
 from fusedrec_torchrec.core.config import to_mapping
@@ -23,7 +24,7 @@ class RankError(RuntimeError):
 
 
 class Ranks:
-    """All ranks of one system, each a process of its own; they end with the context.
+    """Runs all ranks of one system, each a process of its own; they end with the context.
 
     Args:
         system: name of the system.
@@ -31,6 +32,7 @@ class Ranks:
         workload: what to measure.
         prepared: folder of prepared Criteo data, if there is one.
         hosts: where each rank runs.
+        allocator: how the processes keep memory.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Ranks:
         workload: WorkloadConfig,
         prepared: str | None,
         hosts: list[Host],
+        allocator: Allocator = "default",
     ) -> None:
         self.system = system
         self._folder = tempfile.TemporaryDirectory()
@@ -55,11 +58,12 @@ class Ranks:
         self._processes: list[subprocess.Popen[str]] = []
         for rank, host in enumerate(hosts):
             command = [*host.prefix, sys.executable, "-m", "fusedrec_torchrec.bench.rank"]
+            variables = environment(rank, workload.ranks, suite.threads, host.interface)
             with self._errors(rank).open("w") as errors:
                 self._processes.append(
                     subprocess.Popen(
                         [*command, str(job_file)],
-                        env=environment(rank, workload.ranks, suite.threads, host.interface),
+                        env=allocator_environment(allocator, variables),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,

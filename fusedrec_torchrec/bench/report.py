@@ -1,11 +1,19 @@
 """Makes tables of a benchmark's figures, for terminals and for Markdown files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
+from fusedrec_torchrec.bench.allocators import Allocator
+from fusedrec_torchrec.bench.figures import (
+    ALLOCATOR_TITLES,
+    BOUNDS,
+    KINDS,
+    SystemFigures,
+    WorkloadFigures,
+    side_by_side,
+)
+from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS, OURS
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 
 __all__ = ["Table", "print_report", "tables"]
@@ -13,7 +21,7 @@ __all__ = ["Table", "print_report", "tables"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts."""
+    """Is a table of texts."""
 
     title: str
     columns: tuple[str, ...]
@@ -31,8 +39,13 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
     with_fused = [w for w in workloads if w.fused is not None]
     if with_fused:
         yield wire(with_fused)
-        yield bounds(with_fused)
-        yield phases(with_fused)
+    if any(system.bytes_by_kind for w in workloads for system in w.systems.values()):
+        yield traffic(workloads)
+    if any(w.bound_seconds for w in with_fused):
+        yield bounds([w for w in with_fused if w.bound_seconds])
+    if any(w.phases for w in with_fused):
+        yield phases([w for w in with_fused if w.phases])
+    if with_fused:
         yield crossover(with_fused)
     if any(w.imbalance for w in workloads):
         yield hot_rows([w for w in workloads if w.imbalance])
@@ -42,23 +55,94 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
     yield memory(workloads)
 
 
+def allocators_of(workloads: Sequence[WorkloadFigures]) -> list[Allocator]:
+    """Returns the allocators of all workloads, each once."""
+    return list(dict.fromkeys(w.allocator for w in workloads))
+
+
+def with_allocator(column: str, allocator: Allocator) -> str:
+    """Returns the name of a column of figures with an allocator."""
+    title = ALLOCATOR_TITLES[allocator]
+    return f"{column}, {title}" if title else column
+
+
+def _allocator_names(workloads: Sequence[WorkloadFigures]) -> str:
+    """Returns what stands left and right of slashes in cells; nothing for the default alone."""
+    found = allocators_of(workloads)
+    if found == ["default"]:
+        return ""
+    return "; " + " / ".join(ALLOCATOR_TITLES[a] or "default allocator" for a in found)
+
+
+def _system_cells(
+    group: dict[Allocator, WorkloadFigures],
+    allocators: Sequence[Allocator],
+    names: Sequence[str],
+    text: Callable[[SystemFigures], str],
+) -> Iterator[str]:
+    """Yields a cell for each system, with its figures for all allocators."""
+    for name in names:
+        found = [group[a].systems.get(name) for a in allocators if a in group]
+        yield " / ".join(text(system) for system in found if system is not None)
+
+
 def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows median times of a step, the best stock system, and its ratio to the fused step."""
+    """Shows median times of a step, the best stock system, and its ratio to the fused step.
+
+    Where several systems of ours were measured, also the ratio to the best of them.
+    """
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
+    allocators = allocators_of(workloads)
+    several = any(sum(name in OURS for name in w.systems) > 1 for w in workloads)
     rows: list[tuple[str, ...]] = []
-    for w in workloads:
-        times = {name: f"{system.milliseconds:.1f}" for name, system in w.systems.items()}
-        rows.append(
-            (
-                w.title,
-                *(times.get(name, "") for name in names),
-                w.best_stock.name if w.best_stock else "",
-                str(w.speed_up or ""),
-            )
-        )
+    for group in side_by_side(workloads):
+        cells = list(_system_cells(group, allocators, names, lambda s: f"{s.milliseconds:.1f}"))
+        for allocator in allocators:
+            w = group.get(allocator)
+            cells += [
+                w.best_stock.name if w and w.best_stock else "",
+                str(w.speed_up or "") if w else "",
+            ]
+            if several:
+                cells += [
+                    w.best_ours.name if w and w.best_ours else "",
+                    str(w.best_speed_up or "") if w else "",
+                ]
+        rows.append((next(iter(group.values())).title, *cells))
+    ratios = ["best stock", "best stock / fused"]
+    if several:
+        ratios += ["best of ours", "best stock / best of ours"]
     return Table(
-        "milliseconds of a training step, and best stock / fused (95 % interval)",
-        ("workload", *names, "best stock", "best stock / fused"),
+        "milliseconds of a training step, and best stock / fused (95 % interval)"
+        + _allocator_names(workloads),
+        ("workload", *names, *(with_allocator(r, a) for a in allocators for r in ratios)),
+        rows,
+    )
+
+
+def traffic(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows what every system sends in a step, by kind, and its rows against the least.
+
+    The least are distinct rows or distinct bags, whichever are fewer in a table.  Rows that ranks
+    get from themselves count above as well as below.
+    """
+    rows: list[tuple[str, ...]] = []
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))  # what is sent does not depend on the allocator
+        for name, system in w.systems.items():
+            ratio = system.rows_over_least
+            rows.append(
+                (
+                    w.title,
+                    name,
+                    f"{system.collectives:g}",
+                    *(human_bytes(system.bytes_by_kind.get(kind, 0)) for kind in KINDS),
+                    "" if ratio is None else f"{ratio:.3f}",
+                )
+            )
+    return Table(
+        "sent in a step by all ranks; rows / min(distinct bags, distinct rows) of each table",
+        ("workload", "system", "collectives", *KINDS, "rows / least"),
         rows,
     )
 
@@ -66,7 +150,8 @@ def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
 def wire(workloads: Sequence[WorkloadFigures]) -> Table:
     """Shows the exact bytes and collectives of a step."""
     rows: list[tuple[str, ...]] = []
-    for w in workloads:
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))  # what is sent does not depend on the allocator
         assert w.fused is not None
         least = w.least_row_bytes
         stock = w.best_stock
@@ -107,19 +192,29 @@ def _bytes_of(w: WorkloadFigures, name: str) -> str:
 
 def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
     """Shows distinct rows for each row of output, what is faster, and what the planner picks."""
+    allocators = allocators_of(workloads)
+    with_bags = any(w.bags_per_output is not None for w in workloads)
+    rows: list[tuple[str, ...]] = []
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))
+        share = w.bags_per_output
+        cells = [f"{w.rows_per_output:.2f}"]
+        if with_bags:
+            cells.append("" if share is None else f"{share:.2f}")
+        for allocator in allocators:
+            found = group.get(allocator)
+            cells += [str(found.speed_up or ""), found.advice] if found else ["", ""]
+        cells.append(", ".join(f"{n} x {name}" for name, n in w.planner_picks.items()))
+        rows.append((w.title, *cells))
     return Table(
         "what to use, measured, and what FusedShardingPlanner picks without a profile",
-        ("workload", "distinct rows / outputs", "best stock / fused", "use", "planner picks"),
-        [
-            (
-                w.title,
-                f"{w.rows_per_output:.2f}",
-                str(w.speed_up or ""),
-                w.advice,
-                ", ".join(f"{n} x {name}" for name, n in w.planner_picks.items()),
-            )
-            for w in workloads
-        ],
+        (
+            *("workload", "distinct rows / outputs"),
+            *(["distinct bags / outputs"] if with_bags else []),
+            *(with_allocator(c, a) for a in allocators for c in ("best stock / fused", "use")),
+            "planner picks",
+        ),
+        rows,
     )
 
 
@@ -139,7 +234,7 @@ def hot_rows(workloads: Sequence[WorkloadFigures]) -> Table:
         share = w.hits.get(w.config.hot_rows)
         rows.append(
             (
-                w.title,
+                w.label,
                 f"{w.fused.collectives:g}, {human_bytes(w.fused.bytes_sent)}" if w.fused else "",
                 *cells,
                 f"{share[0]:.0%} of rows, {share[1]:.0%} of ids" if share else "",
@@ -173,7 +268,7 @@ def codecs(workloads: Sequence[WorkloadFigures]) -> Table:
             sent = w.row_bytes_of(name)
             fewer = w.row_bytes / max(sent, 1)
             cells.append(f"{human_bytes(sent)}, {fewer:.2f}x fewer; {system.against_fused}")
-        rows.append((w.title, human_bytes(w.row_bytes), *cells))
+        rows.append((w.label, human_bytes(w.row_bytes), *cells))
     return Table(
         "codecs: rows and gradients of a step, all ranks; time / fused step (95 % interval)",
         ("workload", "fp32", *names),
@@ -189,16 +284,16 @@ def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
         medians = {name: 1e3 * sorted(t)[len(t) // 2] for name, t in w.bound_seconds.items()}
         rows.append(
             (
-                w.title,
+                w.label,
                 f"{w.measured['unique'] / max(w.measured['ids'], 1):.1%}",
-                *(f"{value:.2f}" for value in medians.values()),
+                *(f"{medians[name]:.2f}" if name in medians else "" for name in BOUNDS),
                 f"{w.fused.milliseconds:.2f}",
-                str(w.efficiency),
+                str(w.efficiency or ""),
             )
         )
     return Table(
         "lower bounds in milliseconds, and efficiency = their sum / step (95 % interval)",
-        ("workload", "unique ids", "exchange", "lookup", "gather", "fused step", "efficiency"),
+        ("workload", "unique ids", *BOUNDS, "fused step", "efficiency"),
         rows,
     )
 
@@ -212,7 +307,7 @@ def phases(workloads: Sequence[WorkloadFigures]) -> Table:
         step, other = w.phases["step"], w.phases["other"]
         rows.append(
             (
-                w.title,
+                w.label,
                 *(f"{w.phases[name]:.2f}" for name in names),
                 f"{1 - other / step:.0%}",
                 f"{step / w.fused.milliseconds:.2f}",
@@ -228,12 +323,17 @@ def phases(workloads: Sequence[WorkloadFigures]) -> Table:
 def memory(workloads: Sequence[WorkloadFigures]) -> Table:
     """Shows the peak memory of a rank, each system in processes of its own."""
     names = list(dict.fromkeys(name for w in workloads for name in w.systems))
-    rows: list[tuple[str, ...]] = []
-    for w in workloads:
-        sizes = {name: human_bytes(system.memory) for name, system in w.systems.items()}
-        rows.append((w.title, *(sizes.get(name, "") for name in names)))
+    allocators = allocators_of(workloads)
+    rows: list[tuple[str, ...]] = [
+        (
+            next(iter(group.values())).title,
+            *_system_cells(group, allocators, names, lambda system: human_bytes(system.memory)),
+        )
+        for group in side_by_side(workloads)
+    ]
     return Table(
-        "peak memory of a rank beyond libraries and data, tables included",
+        "peak memory of a rank beyond libraries and data, tables included"
+        + _allocator_names(workloads),
         ("workload", *names),
         rows,
     )
@@ -248,4 +348,4 @@ def print_report(document: dict[str, Any], workloads: Sequence[WorkloadFigures])
         print(f"left out: {name}: {reason}")
     for w in workloads:
         for name, reason in w.measured["left_out"].items():
-            print(f"left out of {w.title}: {name}: {reason}")
+            print(f"left out of {w.label}: {name}: {reason}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fusedrec_torchrec.bench.allocators import missing_allocator
 from fusedrec_torchrec.bench.links import unavailable
 from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.measure import measure
@@ -44,22 +45,29 @@ def run_suite(
         "results": [],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    total = sum(len(w.systems) for w in workloads) * suite.pairs
+    runs = [(workload, allocator) for workload in workloads for allocator in suite.allocators]
+    total = sum(len(workload.systems) for workload, _ in runs) * suite.pairs
     with tqdm(total=total, disable=not progress, file=sys.stderr, unit="measurement") as bar:
-        for workload in workloads:
-            bar.set_description(workload.name)
+        for workload, allocator in runs:
+            name = workload.name if len(suite.allocators) == 1 else f"{workload.name}, {allocator}"
+            bar.set_description(name)
             done = bar.n
-            reason = _obstacle(workload, prepared)
+            reason = _obstacle(workload, prepared) or missing_allocator(allocator)
             if reason is not None:
-                document["left_out"][workload.name] = reason
+                document["left_out"][name] = reason
             else:
                 try:
-                    measured = measure(suite, workload, prepared, tick=lambda: bar.update())
+                    measured = measure(suite, workload, prepared, bar.update, allocator)
                 except RankError as error:
-                    document["failed"][workload.name] = str(error)
+                    document["failed"][name] = str(error)
                 else:
-                    result = {"workload": to_mapping(workload), "measured": measured}
-                    document["results"].append(result)
+                    document["results"].append(
+                        {
+                            "workload": to_mapping(workload),
+                            "allocator": allocator,
+                            "measured": measured,
+                        }
+                    )
             bar.update(done + len(workload.systems) * suite.pairs - bar.n)
             write_json(folder / RESULTS, document)
     return document

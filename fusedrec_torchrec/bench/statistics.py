@@ -17,7 +17,7 @@ COVERAGE = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of paired ratios, and the interval that holds it with 95 % (bootstrap)."""
+    """Is a median of paired ratios, and the interval that holds it with 95 % (bootstrap)."""
 
     median: float
     low: float

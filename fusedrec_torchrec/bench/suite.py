@@ -2,20 +2,29 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from fusedrec_torchrec.access.synthetic import BagKind
+from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.codecs.options import NARROW, CodecOptions, Codecs
 from fusedrec_torchrec.core.config import from_mapping, section, to_mapping
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE
 
 __all__ = [
     "CODEC_SYSTEMS",
+    "FUSED_PLANNER",
     "HOT_SYSTEMS",
+    "MLPERF_SIZES",
+    "OURS",
+    "PLANNED_SYSTEMS",
     "SYSTEMS",
     "SuiteConfig",
     "SystemName",
     "WorkloadConfig",
+    "headline_of",
     "steps_alike",
 ]
 
@@ -27,6 +36,8 @@ SystemName = Literal[
     "planner",
     "data_parallel",
     "fused_row_wise",
+    "fused_table_wise",
+    "fused_planner",
     "fused_hot",
     "fused_hot_every_8",
     "fused_hot_batches",
@@ -38,6 +49,9 @@ SystemName = Literal[
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
+FUSED_PLANNER = "fused_planner"
+# Whose plan depends on the workload: a suite names them where they are worth their time.
+PLANNED_SYSTEMS: tuple[SystemName, ...] = ("fused_table_wise", "fused_planner")
 # How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
 CODEC_SYSTEMS: dict[str, Codecs] = {
     **{
@@ -49,6 +63,22 @@ CODEC_SYSTEMS: dict[str, Codecs] = {
         backward=CodecOptions(type="bf16"),
     ),
 }
+# Ids of a bag for each of Criteo's 26 features in MLPerf's benchmark of DLRM DCNv2.
+MLPERF_SIZES = (
+    *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1),
+    *(6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
+)
+# What stock systems are compared with; codecs and hot rows have comparisons of their own.
+OURS = (FUSED_PLANNER, FUSED, FUSED_TABLE_WISE)
+
+
+def headline_of(systems: Iterable[str]) -> str | None:
+    """Returns the system that stands for this package: what a user gets who does not choose.
+
+    That is our planner's plan where it was measured, else ``fused_row_wise``; None without both.
+    """
+    measured = set(systems)
+    return next((name for name in (FUSED_PLANNER, FUSED) if name in measured), None)
 
 
 def steps_alike(system: str) -> int:
@@ -71,6 +101,10 @@ class WorkloadConfig:
         rows: zipf: rows of each table.
         zipf: zipf: exponent of the law of popularity, 0 is uniform.
         pooling: zipf: average number of ids of a sample and feature; 1 is exactly one.
+        bags: zipf: a bag's ids are drawn anew for each sample (fresh), or follow from its first
+            (repeated), so that bags repeat as often as ids do.
+        multi_hot: criteo: ids of a bag, table by table in turn, or mlperf for the sizes of MLPerf's
+            DLRM DCNv2; an id has the same bag of random rows whenever it comes. One-hot if empty.
         hot_rows: How many of the most used rows are hot, in systems that have hot rows.
         batches: Samples as they come, or those only that need nothing but hot rows.
         systems: Systems to run on this workload; those of the suite if empty.
@@ -89,6 +123,8 @@ class WorkloadConfig:
     rows: int = Field(default=12000, ge=1)
     zipf: float = Field(default=1.1, ge=0)
     pooling: float = Field(default=1.0, gt=0, le=1000)
+    bags: BagKind = "fresh"
+    multi_hot: Literal["mlperf"] | list[int] = Field(default=[])
     hot_rows: int = Field(default=20000, ge=1)
     batches: Literal["all", "hot"] = "all"
     systems: list[SystemName] = Field(default=[])
@@ -100,6 +136,23 @@ class WorkloadConfig:
         for dim in self.dims:
             if dim < 4 or dim % 4:
                 raise ValueError(f"dims holds {dim}, must be positive multiples of 4")
+        if self.multi_hot and self.data != "criteo":
+            raise ValueError(f"multi_hot is {self.multi_hot}, must be empty unless data is criteo")
+        for size in self.multi_hot if self.multi_hot != "mlperf" else ():
+            if int(size) < 1:
+                raise ValueError(f"multi_hot holds {size}, must be positive numbers of ids")
+
+    def pooling_of(self, tables: int) -> list[float]:
+        """Returns the mean number of ids in a bag of each table, as the workload is described.
+
+        All ranks get the same, which counts of their own batches would not be.
+        """
+        if self.data != "criteo":
+            return [self.pooling] * tables
+        if self.multi_hot == "mlperf":
+            return [float(size) for size in MLPERF_SIZES]
+        sizes = self.multi_hot or [1]
+        return [float(sizes[i % len(sizes)]) for i in range(tables)]
 
     def expanded(self) -> list["WorkloadConfig"]:
         """Returns one workload for each combination of the sweep's values."""
@@ -126,26 +179,36 @@ class SuiteConfig:
     Attributes:
         systems: What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8
             steps, and fused_hot_batches agrees before each exchange whether it is needed; and both.
-            fused_fp16 and the like have codecs.
+            fused_fp16 and the like have codecs. fused_planner is the plan of FusedShardingPlanner,
+            and fused_table_wise deals whole tables to ranks.
         pairs: Rounds; in each, every system runs once, so that ratios are of neighbours in time.
         steps: Training steps of one measurement.
         warm_up: Steps of each system before the first measurement.
         threads: Threads of each rank.
+        allocators: How ranks keep memory; every workload is measured with each. default is glibc,
+            keep is glibc told to keep what it has, jemalloc needs libjemalloc.so.2.
         data_parallel_mib: data_parallel is left out if the tables are larger: it sends all of their
             gradients.
         workloads: What it is compared on.
     """
 
     systems: list[SystemName] = Field(
-        default=[name for name in SYSTEMS if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS}],
+        default=[
+            name for name in SYSTEMS if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS}
+        ],
         min_length=1,
     )
     pairs: int = Field(default=7, ge=5)
     steps: int = Field(default=4, ge=1)
     warm_up: int = Field(default=3, ge=1)
     threads: int = Field(default=1, ge=1)
+    allocators: list[Allocator] = Field(default=["default"], min_length=1)
     data_parallel_mib: int = Field(default=512, ge=0)
     workloads: list[WorkloadConfig] = Field(default=[WorkloadConfig()], min_length=1)
+
+    def __post_init__(self) -> None:
+        if len(set(self.allocators)) < len(self.allocators):
+            raise ValueError(f"allocators are {self.allocators}, must be different ones")
 
     def expanded(self) -> list[WorkloadConfig]:
         """Returns all workloads, with sweeps expanded and systems filled in."""
@@ -162,11 +225,11 @@ class SuiteConfig:
             ValueError: there is none.
         """
         workloads = self.expanded()
-        found = [workload for workload in workloads if only is None or only in workload.name]
-        if not found:
+        matching = [workload for workload in workloads if only is None or only in workload.name]
+        if not matching:
             names = ", ".join(repr(workload.name) for workload in workloads)
             raise ValueError(f"no workload's name contains {only!r}; there are {names}")
-        return found
+        return matching
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ and a dense optimizer, here the cheapest, SGD.
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,24 +31,24 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS
+from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, FUSED_PLANNER, HOT_SYSTEMS, OURS
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
-from fusedrec_torchrec.sharding.plan_entries import fused_row_wise
+from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
 from fusedrec_torchrec.sharding.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE
 
-__all__ = ["System", "build", "planner_picks"]
+__all__ = ["System", "balanced", "build", "planner_picks"]
 
 OPTIMIZER = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02, "eps": 1e-8}
 
 
 class System:
-    """A sharded model and its training step."""
+    """Holds a sharded model and its training step."""
 
     def __init__(self, name: str, model: DistributedModelParallel) -> None:
         self.name = name
@@ -57,11 +57,25 @@ class System:
         self._optimizer = torch.optim.SGD(dense, lr=0.02) if dense else None
         self._noise = torch.empty(0)
 
+    @property
+    def plan(self) -> Mapping[str, ParameterSharding]:
+        """How each table is sharded."""
+        (plan,) = self.model.plan.plan.values()
+        assert isinstance(plan, dict)
+        return plan
+
     def step(self, batch: KeyedJaggedTensor) -> None:
         """Does forward, backward from a fixed gradient, and update."""
+        self.backward(self.forward(batch))
+
+    def forward(self, batch: KeyedJaggedTensor) -> list[torch.Tensor]:
+        """Returns the embeddings of a batch."""
         if self._optimizer is not None:
             self._optimizer.zero_grad()
-        outputs = outputs_of(self.model(_fresh(batch)))
+        return outputs_of(self.model(_fresh(batch)))
+
+    def backward(self, outputs: list[torch.Tensor]) -> None:
+        """Sends a fixed gradient back, and updates the tables."""
         torch.autograd.backward(outputs, [self._gradient(output.shape) for output in outputs])
         if self._optimizer is not None:
             self._optimizer.step()
@@ -102,7 +116,7 @@ def build(name: str, workload: Workload) -> System:
 
 def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
     is_ec = workload.config.module == "ec"
-    if name == FUSED or name in HOT_SYSTEMS or name in CODEC_SYSTEMS:
+    if name in (*OURS, *HOT_SYSTEMS, *CODEC_SYSTEMS):
         fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
         hot = None
         if name in HOT_SYSTEMS:
@@ -122,12 +136,22 @@ def _plan(
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=ranks, compute_device="cpu", local_world_size=local),
             batch_size=workload.config.batch_size,
+            constraints=_constraints(workload),
             debug=False,
         )
         group = dist.group.WORLD
         assert group is not None
         return planner.collective_plan(model, [sharder], group)
-    generators = {table: _generator(name, i, ranks) for i, table in enumerate(workload.table_rows)}
+    if name == FUSED_PLANNER:
+        return _fused_planner(workload).collective_plan(model, [sharder], dist.group.WORLD)
+    owners = [table % ranks for table in range(len(workload.table_rows))]
+    if name == FUSED_TABLE_WISE:
+        pooling = workload.config.pooling_of(len(workload.dims))
+        owners = balanced([p * d for p, d in zip(pooling, workload.dims, strict=True)], ranks)
+    generators = {
+        table: _generator(name, owner, ranks)
+        for table, owner in zip(workload.table_rows, owners, strict=True)
+    }
     module_plan = construct_module_sharding_plan(
         model.embeddings,
         generators,
@@ -139,33 +163,59 @@ def _plan(
     return ShardingPlan({"embeddings": module_plan})
 
 
+def balanced(loads: Sequence[float], ranks: int) -> list[int]:
+    """Deals tables to ranks, the largest load first, each to the rank that has the least so far."""
+    totals, owners = [0.0] * ranks, [0] * len(loads)
+    for table in sorted(range(len(loads)), key=lambda table: -loads[table]):
+        owners[table] = totals.index(min(totals))
+        totals[owners[table]] += loads[table]
+    return owners
+
+
 def planner_picks(workload: Workload) -> dict[str, int]:
     """Returns how many tables our planner would shard in which way, knowing no profile."""
-    config = workload.config
-    constraint = ParameterConstraints(pooling_factors=[config.pooling])
-    planner = FusedShardingPlanner(
-        topology=Topology(
-            world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
-        ),
-        batch_size=config.batch_size,
-        constraints=dict.fromkeys(workload.table_rows, constraint),
-        debug=False,
-    )
-    plan = planner.plan(workload.model(), [_sharder(FUSED, workload)])
+    plan = _fused_planner(workload).plan(workload.model(), [_sharder(FUSED, workload)])
     (tables,) = plan.plan.values()
     return dict(Counter(sharding.sharding_type for sharding in tables.values()))
 
 
-def _generator(name: str, table: int, ranks: int) -> ParameterShardingGenerator:
-    """Returns how a table is sharded; whole ones go to the ranks in turn."""
+def _fused_planner(workload: Workload) -> FusedShardingPlanner:
+    """Returns our planner, which is told as much as TorchRec's: how many ids a bag has.
+
+    A profile of the batches belongs here as soon as the planner takes one without a cluster.
+    """
+    config = workload.config
+    return FusedShardingPlanner(
+        topology=Topology(
+            world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
+        ),
+        batch_size=config.batch_size,
+        constraints=_constraints(workload),
+        debug=False,
+    )
+
+
+def _constraints(workload: Workload) -> dict[str, ParameterConstraints]:
+    """Returns what planners are told about the tables: how many ids a bag has."""
+    pooling = workload.config.pooling_of(len(workload.table_rows))
+    return {
+        table: ParameterConstraints(pooling_factors=[factor])
+        for table, factor in zip(workload.table_rows, pooling, strict=True)
+    }
+
+
+def _generator(name: str, owner: int, ranks: int) -> ParameterShardingGenerator:
+    """Returns how a table is sharded; ``owner`` is the rank that has it, if one has all of it."""
     if name == "table_wise":
-        return table_wise(rank=table % ranks, compute_kernel="fused")
+        return table_wise(rank=owner, compute_kernel="fused")
+    if name == FUSED_TABLE_WISE:
+        return fused_table_wise(owner)
     if name == "column_wise":
         return column_wise(ranks=list(range(ranks)), compute_kernel="fused")
     if name == "row_wise":
         return row_wise(compute_kernel="fused")
     if name == "table_row_wise":
-        return _fused_kernel(table_row_wise(host_index=table % 2))
+        return _fused_kernel(table_row_wise(host_index=owner % 2))
     if name == "data_parallel":
         return data_parallel()
     return fused_row_wise()

@@ -49,7 +49,7 @@ Clusters = Mapping[tuple[int, str], ClusterConfig]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system on a workload, as predicted and as measured.
+    """Is a system on a workload, as predicted and as measured.
 
     Attributes:
         workload, system: what was run.
@@ -139,7 +139,7 @@ class Predictor:
     def _hot(self, config: WorkloadConfig) -> HotWorkload:
         """Returns the access profile of the workload's data, which is counted once."""
         data = "criteo" if config.data == "criteo" else config.name
-        key = f"{data} {config.hot_rows}"
+        key = f"{data} {config.multi_hot} {config.hot_rows}"
         if key not in self._counted:
             self._counted[key] = HotWorkload(config, open_source(config, self._prepared))
         return self._counted[key]

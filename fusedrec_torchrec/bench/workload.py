@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.bench.hot import HotWorkload
+from fusedrec_torchrec.bench.multi_hot import MultiHotSource
 from fusedrec_torchrec.bench.suite import WorkloadConfig
 from fusedrec_torchrec.training.data.prepared import PreparedData
 
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
-    """A model of nothing but embeddings: what sharding is about."""
+    """Is a model of nothing but embeddings: what sharding is about."""
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank trains on.
+    """Holds what one rank trains on.
 
     Attributes:
         table_rows: rows by table.
@@ -120,11 +121,19 @@ def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
             raise ValueError(
                 f"workload {config.name!r} needs data in Criteo's format: --data FILE_OR_FOLDER"
             )
-        return PreparedData.open(prepared)
+        data = PreparedData.open(prepared)
+        if not config.multi_hot:
+            return data
+        sizes = config.pooling_of(len(data.table_rows))
+        return MultiHotSource(data, [int(size) for size in sizes])
     return SyntheticData(
         [
             SyntheticTable(
-                name=f"table_{i}", rows=config.rows, zipf=config.zipf, pooling=config.pooling
+                name=f"table_{i}",
+                rows=config.rows,
+                zipf=config.zipf,
+                pooling=config.pooling,
+                bags=config.bags,
             )
             for i in range(config.tables)
         ],

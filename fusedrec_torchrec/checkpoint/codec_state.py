@@ -73,7 +73,7 @@ def _dct_codecs(fused: FusedTables) -> list[tuple[str, DctCodec]]:
     if fused.wires is None:
         return []
     return [
-        (fused.layout.tables[bucket.first_table].name, codec)
-        for bucket, codec in zip(fused.layout.buckets, fused.wires[0].codecs, strict=True)
+        (fused.tables.tables[bucket.first_table].name, codec)
+        for bucket, codec in zip(fused.tables.buckets, fused.wires[0].codecs, strict=True)
         if isinstance(codec, DctCodec)
     ]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch.distributed as dist
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.core.config import NO_OTHER_KEYS, from_mapping
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import read_json
@@ -39,7 +39,6 @@ MANIFEST = "manifest.json"
 FORMAT = "fusedrec_torchrec checkpoint"
 VERSION = 1
 PACKAGES = ("fusedrec_torchrec", "torch", "torchrec")
-NO_OTHERS = ConfigDict(extra="forbid")
 
 
 def _printable(text: str) -> str:
@@ -70,7 +69,7 @@ class TableEntry:
         hashing_is_known: whether the fields on hashing say anything.
     """
 
-    __pydantic_config__ = NO_OTHERS
+    __pydantic_config__ = NO_OTHER_KEYS
     weight: Text
     rows: Count
     columns: Count
@@ -99,7 +98,7 @@ class Manifest:
         version: of the format.
     """
 
-    __pydantic_config__ = NO_OTHERS
+    __pydantic_config__ = NO_OTHER_KEYS
     tables: dict[Text, TableEntry]
     buckets: dict[Text, list[list[Text]]] = field(default_factory=dict)
     step: Count | None = None
@@ -193,8 +192,8 @@ def describe(
         )
     buckets = {
         path: [
-            [t.name for t in fused.layout.tables[b.first_table : b.end_table]]
-            for b in fused.layout.buckets
+            [t.name for t in fused.tables.tables[b.first_table : b.end_table]]
+            for b in fused.tables.buckets
         ]
         for path, fused in modules.items()
     }
@@ -204,7 +203,7 @@ def describe(
 def hot_set_of(model: nn.Module) -> HotSet | None:
     """Returns the hot rows of a sharded model; None if it has none."""
     modules = [fused for _, fused in fused_tables_of(model)]
-    rows = {table.name: table.rows for fused in modules for table in fused.layout.tables}
+    rows = {table.name: table.rows for fused in modules for table in fused.tables.tables}
     ids = {name: hot.numpy() for fused in modules for name, hot in fused.hot_ids().items()}
     return HotSet(rows, ids) if ids else None
 

@@ -145,6 +145,6 @@ def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:
 
 
 def _markdown(document: dict[str, Any], workloads: list[WorkloadFigures]) -> str:
-    parts = [f"### {table.title}\n\n{table.markdown()}\n" for table in tables(workloads)]
+    texts = [f"### {table.title}\n\n{table.markdown()}\n" for table in tables(workloads)]
     machine = json.dumps(document["machine"], indent=1)
-    return "\n".join([*parts, f"### machine\n\n```json\n{machine}\n```\n"])
+    return "\n".join([*texts, f"### machine\n\n```json\n{machine}\n```\n"])

@@ -74,10 +74,10 @@ def _checkpoint(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"{path} does not exist")
     for folder in (path / "checkpoints", path):
-        found = find_checkpoints(folder)
-        if found:
-            print(f"the latest of {len(found)}: {found[-1]}", file=sys.stderr)
-            return found[-1]
+        checkpoints = find_checkpoints(folder)
+        if checkpoints:
+            print(f"the latest of {len(checkpoints)}: {checkpoints[-1]}", file=sys.stderr)
+            return checkpoints[-1]
     return path
 
 

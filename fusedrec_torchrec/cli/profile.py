@@ -12,6 +12,7 @@ from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.sharding.optimizer_config import EMBEDDING_OPTIMIZERS
 from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.data.prepare_options import ON_BAD_LINE, PrepareOptions
@@ -19,8 +20,7 @@ from fusedrec_torchrec.training.data.spelling import as_flag
 
 __all__ = ["add_command"]
 
-# Floats of optimizer state: for each column, and for each row.
-STATE_FLOATS = {"rowwise_adagrad": (0, 1), "adagrad": (1, 0), "sgd": (0, 0)}
+FLOAT_BYTES = 4
 
 
 def add_command(commands: Any) -> None:
@@ -86,7 +86,10 @@ def add_command(commands: Any) -> None:
         "--embedding-dim", type=int, default=64, help="columns of a row (default %(default)s)"
     )
     sampled.add_argument(
-        "--optimizer", choices=list(STATE_FLOATS), default="rowwise_adagrad", help="of the tables"
+        "--optimizer",
+        choices=EMBEDDING_OPTIMIZERS,
+        default="rowwise_adagrad",
+        help="of the tables",
     )
     parser.add_argument("--on-bad-line", choices=ON_BAD_LINE, default="error", help="of text files")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -150,8 +153,11 @@ def _row_bytes(arguments: argparse.Namespace) -> int:
     """Returns the bytes of a hot row on a rank, with its optimizer state."""
     if arguments.embedding_dim < 1:
         raise ValueError(f"--embedding-dim is {arguments.embedding_dim}, must be at least 1")
-    per_column, per_row = STATE_FLOATS[arguments.optimizer]
-    return 4 * (arguments.embedding_dim * (1 + per_column) + per_row)
+
+    from fusedrec_torchrec.sharding.fused_params import state_bytes
+
+    dim = int(arguments.embedding_dim)
+    return FLOAT_BYTES * dim + state_bytes(arguments.optimizer, dim)
 
 
 def _hot_rows(arguments: argparse.Namespace) -> int:

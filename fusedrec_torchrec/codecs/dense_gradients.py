@@ -30,6 +30,7 @@ from fusedrec_torchrec.codecs.numbers import NumberCodec
 from fusedrec_torchrec.codecs.threshold import Threshold
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
 from fusedrec_torchrec.codecs.traffic import Traffic
+from fusedrec_torchrec.compat.communication_hooks import hook_states
 from fusedrec_torchrec.compat.model_parallel import wrapped_module
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 
@@ -79,13 +80,22 @@ class ThresholdedDataParallel(DefaultDataParallelWrapper):
         super().wrap(dmp, env, device)
         ddp = wrapped_module(dmp)
         if isinstance(ddp, DistributedDataParallel) and not was_wrapped:
-            GradientThresholds(self._options).register(ddp)
+            thresholds = GradientThresholds(self._options, ddp.module, ddp.process_group)
+            thresholds.register(ddp)
 
 
 def thresholds_of(model: nn.Module) -> "GradientThresholds | None":
     """Returns the thresholds of a model's dense gradients; None if these travel whole."""
-    candidates = (getattr(module, "fusedrec_thresholds", None) for module in model.modules())
-    return next((one for one in candidates if isinstance(one, GradientThresholds)), None)
+    return next(
+        (
+            state
+            for module in model.modules()
+            if isinstance(module, DistributedDataParallel)
+            for state in hook_states(module)
+            if isinstance(state, GradientThresholds)
+        ),
+        None,
+    )
 
 
 @dataclass
@@ -129,29 +139,25 @@ class GradientThresholds:
 
     Args:
         options: the user's settings.
+        module: whose parameters have the gradients.
+        pg: ranks over which gradients are averaged.
     """
 
-    def __init__(self, options: ThresholdOptions) -> None:
+    def __init__(self, options: ThresholdOptions, module: nn.Module, pg: dist.ProcessGroup) -> None:
         self._options = options
         self._states: dict[str, _ParameterState] = {}
-        self._names: dict[torch.Tensor, str] = {}
+        self._names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in module.named_parameters()
+        }
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._previous: dict[str, tuple[torch.Tensor | None, Any]] = {}
-        self._pg: dist.ProcessGroup | None = None
+        self._pg = pg
         self.traffic = Traffic()
         """Bytes of an all-reduce, and of our messages, for parameters that do not travel whole."""
 
-    @property
-    def _ranks(self) -> int:
-        assert self._pg is not None
-        return self._pg.size()
-
     def register(self, ddp: DistributedDataParallel) -> None:
-        """Becomes the communication hook of a module."""
-        self._pg = ddp.process_group
-        self._names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        """Becomes the communication hook of what wraps the module."""
         ddp.register_comm_hook(self, GradientThresholds._hook)
-        ddp.fusedrec_thresholds = self  # type: ignore[assignment]
 
     # ------------------------------------------------------------ a bucket of DDP
 
@@ -163,7 +169,6 @@ class GradientThresholds:
         return thresholds._reduce(bucket)
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        assert self._pg is not None
         buffer, ranks = bucket.buffer(), self._pg.size()
         gradients = bucket.gradients()
         if self._options.density == 1:
@@ -185,7 +190,6 @@ class GradientThresholds:
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket as DDP does without a hook."""
-        assert self._pg is not None
         buffer.div_(self._pg.size())
         work = dist.all_reduce(buffer, group=self._pg, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
@@ -235,8 +239,8 @@ class GradientThresholds:
         streams, _, used = codec.encode_entries(
             flat.view(lines, LINE), scores.view(lines, LINE), flat.new_ones(()), [lines]
         )
-        self.traffic.plain += 2 * 4 * size
-        self.traffic.coded += sum(stream.nbytes for stream in streams) * self._ranks
+        coded = sum(stream.nbytes for stream in streams) * self._pg.size()
+        self.traffic.add(2 * 4 * size, coded)
         if not LEAST_USE <= used <= 1:
             for state in states:
                 state.threshold.expire()

@@ -1,23 +1,34 @@
 """The settings of codecs that a user can choose."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
-__all__ = ["CODECS", "NARROW", "NUMBERS", "CodecOptions", "Codecs", "NarrowType", "NumberType"]
+from fusedrec_torchrec.core.config import OwnWords, section
 
-CodecType = Literal["fp32", "fp16", "bf16", "int8", "dct"]
-CODECS: tuple[CodecType, ...] = get_args(CodecType)
-NumberType = Literal["fp32", "fp16", "bf16"]  # formats of single numbers
+__all__ = [
+    "CODECS",
+    "NARROW",
+    "NUMBERS",
+    "WHOLE_ROWS",
+    "CodecOptions",
+    "Codecs",
+    "NarrowType",
+    "NumberType",
+]
+
+ScaledType = Literal["fp16", "bf16"]  # formats of single numbers in fewer bits
+SCALED: tuple[ScaledType, ...] = get_args(ScaledType)
+NumberType = Literal["fp32", ScaledType]  # formats of single numbers
 NUMBERS: tuple[NumberType, ...] = get_args(NumberType)
-NarrowType = Literal["fp16", "bf16", "int8"]  # formats of whole rows in fewer bits
+NarrowType = Literal[ScaledType, "int8"]  # formats of whole rows in fewer bits
 NARROW: tuple[NarrowType, ...] = get_args(NarrowType)
-SCALED = ("fp16", "bf16")
+CodecType = Literal["fp32", NarrowType, "dct"]
+CODECS: tuple[CodecType, ...] = get_args(CodecType)
+WHOLE_ROWS = tuple(kind for kind in CODECS if kind != "dct")  # that send every entry of a row
 DENSITY, EVERY = 0.25, 1000
-FORBID: dict[str, str] = {"extra": "forbid"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class CodecOptions:
     """Says how numbers travel in one direction.
 
@@ -35,13 +46,11 @@ class CodecOptions:
             nothing.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    type: CodecType = "fp32"
+    type: OwnWords[CodecType] = "fp32"
     loss_scale: float | None = None
     density: float | None = None
     every: int | None = None
-    values: NumberType | None = None
+    values: OwnWords[NumberType | None] = None
     relative: bool | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +90,7 @@ class CodecOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class Codecs:
     """Says how rows travel to their requesters, and how their gradients travel back.
 
@@ -91,10 +100,8 @@ class Codecs:
             format: fp32, fp16 or bf16.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    forward: CodecOptions = field(default_factory=CodecOptions)
-    backward: CodecOptions = field(default_factory=CodecOptions)
+    forward: CodecOptions = CodecOptions()
+    backward: CodecOptions = CodecOptions()
 
     @property
     def are_exact(self) -> bool:
@@ -107,7 +114,7 @@ class Codecs:
     def __post_init__(self) -> None:
         if self.backward.type == "dct":
             raise ValueError(
-                "backward.type is dct, must be one of fp32, fp16, bf16, int8: with forward dct, "
+                f"backward.type is dct, must be one of {', '.join(WHOLE_ROWS)}: with forward dct, "
                 "gradients of the entries that travelled forward travel back, and backward is "
                 "their format"
             )

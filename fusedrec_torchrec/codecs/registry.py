@@ -16,14 +16,13 @@ from fbgemm_gpu.quantize_comm import QuantizedCommCodec as FbgemmCodec
 from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, QuantizedCommCodecs
 
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
-from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.codecs.options import WHOLE_ROWS, CodecOptions
 from fusedrec_torchrec.compat.quantized_communication import loss_scale_of, precision_of
 
 __all__ = ["RegistryCodec", "RegistryCodecs", "codecs_of_registry"]
 
 POOLED = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
 SEQUENCES = (CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL,)
-OURS = ("fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def _options(codec: Any) -> Any:
     """Returns our own options for a codec that we have, or else the codec itself."""
     if isinstance(codec, NoOpQuantizedCommCodec):
         return CodecOptions()
-    if type(codec) is FbgemmCodec and str(precision_of(codec).value) in OURS:
+    if type(codec) is FbgemmCodec and str(precision_of(codec).value) in WHOLE_ROWS:
         kind: Any = str(precision_of(codec).value)
         return CodecOptions(type=kind, loss_scale=loss_scale_of(codec))
     return codec
@@ -79,8 +78,8 @@ class RegistryCodec(Codec):
         except Exception as error:
             raise ValueError(
                 f"qcomm_codecs_registry has a codec ({self._name}) that fails on {device.type} for "
-                f"rows of {dim} columns: {error}; must be one of {', '.join(OURS)}, or one that "
-                "encodes single rows there"
+                f"rows of {dim} columns: {error}; must be one of {', '.join(WHOLE_ROWS)}, or one "
+                "that encodes single rows there"
             ) from error
         if not sizes_match:
             raise ValueError(

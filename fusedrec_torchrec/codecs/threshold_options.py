@@ -1,16 +1,14 @@
 """What a user can choose for data-parallel gradients: which entries travel, and how."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusedrec_torchrec.codecs.options import NUMBERS, NumberType
+from fusedrec_torchrec.core.config import OwnWords, section
 
 __all__ = ["ThresholdOptions"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class ThresholdOptions:
-    """Settings of DCT for gradients: entries that reach a threshold travel, others are kept.
+    """Says which entries of gradients travel: those that reach a threshold; others are kept.
 
     Attributes:
         density: share of the entries that travel in a step; 1 sends all, in an all-reduce.  The
@@ -22,11 +20,9 @@ class ThresholdOptions:
         error_feedback: whether what does not travel is kept and added to the next gradients.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     density: float = 0.009
     every: int = 10
-    values: NumberType = "bf16"
+    values: OwnWords[NumberType] = "bf16"
     min_elements: int = 256
     error_feedback: bool = True
 

@@ -16,3 +16,12 @@ class Traffic:
 
     plain: int = 0
     coded: int = 0
+
+    def add(self, plain: int, coded: int) -> None:
+        """Counts what was sent."""
+        self.plain += plain
+        self.coded += coded
+
+    def reset(self) -> None:
+        """Begins to count anew."""
+        self.plain = self.coded = 0

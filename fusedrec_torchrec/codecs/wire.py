@@ -131,8 +131,7 @@ class Wire:
             streams += encoded
             travelling.append(bucket_entries)
         wire = rank_major(streams, self._stream_sizes(counts))
-        self.traffic.plain += flat.nbytes
-        self.traffic.coded += wire.nbytes
+        self.traffic.add(flat.nbytes, wire.nbytes)
         return wire, travelling
 
     def decode(

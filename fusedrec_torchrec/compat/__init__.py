@@ -4,7 +4,9 @@
 ``private_names``       every private name of theirs that the package uses
 ``optimizers``          FBGEMM's fused optimizers: where they run, their state
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
+``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
+``table_shards``        shards of tables on one rank, or by columns on several
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules
 ``stores``              where ranks meet
@@ -14,6 +16,7 @@
 ``jagged_tensor``       what KeyedJaggedTensor does not let others set
 ``feature_processors``  the processors of a feature-processed module
 ``dmp_collection``      TorchRec's DMPCollection on any device
+``communication_hooks``  the hooks of DistributedDataParallel
 ``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
 ``planner_stats``       abbreviations in TorchRec's planner statistics

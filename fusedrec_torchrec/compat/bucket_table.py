@@ -8,10 +8,11 @@ shardings.
 
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     BoundsCheckMode,
     EmbeddingLocation,
@@ -27,15 +28,29 @@ from torchrec.distributed.batched_embedding_kernel import (
     EmbeddingFusedOptimizer,
 )
 from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     compute_kernel_to_embedding_location,
 )
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
+from fusedrec_torchrec.compat.fbgemm_table import is_cached
 from fusedrec_torchrec.compat.momentum_scale import scale_table
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_PREFIXES
 
-__all__ = ["BucketKernel", "BucketTable"]
+__all__ = ["BucketKernel", "BucketTable", "OptimizerSettings"]
+
+
+class OptimizerSettings(NamedTuple):
+    """The settings of a table's optimizer at one time, to be compared and set as a whole.
+
+    Attributes:
+        learning_rate: as the user has it.
+        others: FBGEMM's other settings, eps and weight decay among them.
+    """
+
+    learning_rate: float
+    others: Any
 
 
 class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
@@ -90,6 +105,60 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
                 getattr(self, name).requires_grad_(False)
         scale_table(self)
 
+    @property
+    def rows(self) -> int:
+        """The number of rows of all tables on this rank."""
+        return sum(spec[0] for spec in self.embedding_specs)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether rows are in host memory, and the device has a cache of them."""
+        return is_cached(self)
+
+    @property
+    def optimizer_type(self) -> EmbOptimType:
+        """Which of FBGEMM's optimizers updates the rows."""
+        return self.optimizer
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        """The optimizer's settings as they are now."""
+        return OptimizerSettings(self.get_learning_rate(), self.optimizer_args)
+
+    @optimizer_settings.setter
+    def optimizer_settings(self, settings: OptimizerSettings) -> None:
+        self.set_learning_rate(settings.learning_rate)
+        self.optimizer_args = settings.others
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether the optimizer clips gradients."""
+        return bool(self.optimizer_args.gradient_clipping)
+
+    @property
+    def counts_steps_of_rows(self) -> bool:
+        """Whether the optimizer's weight decay counts the steps of each row."""
+        return hasattr(self, "prev_iter_physical_offsets")
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether an update rounds at random: on CUDA; on CPU FBGEMM rounds to nearest."""
+        return (
+            self.optimizer_args.stochastic_rounding
+            and self.weights_precision == SparseType.FP16
+            and not self.weights_host.numel()
+        )
+
+    @property
+    def zero_gradients_change_rows(self) -> bool:
+        """Whether a gradient of zero changes a row: by weight decay, or by 0 / 0 without eps."""
+        return bool(self.optimizer_args.weight_decay) or not self.optimizer_args.eps
+
+    def forget_cache(self) -> None:
+        """Forgets rows in the device's cache, if there is one: those in host memory are newer."""
+        if self.lxu_cache_weights.numel():
+            self.reset_cache_states()
+
     def row_tensors(self) -> list[torch.Tensor]:
         """Returns weights and optimizer state of all rows, [rows, columns] each.
 
@@ -97,7 +166,7 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         """
         states = OPTIMIZERS[self.optimizer].replicated_states
         assert states is not None, self.optimizer
-        rows = max(sum(spec[0] for spec in self.embedding_specs), 1)
+        rows = max(self.rows, 1)
         tensors = []
         for name in ("weights", *states):
             places = [getattr(self, f"{name}_{place}") for place in ("dev", "host", "uvm")]
@@ -132,7 +201,9 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     """TorchRec's embedding kernel around a ``BucketTable``.
 
     Args:
-        config: the tables of the bucket.
+        config: the tables of the bucket on this rank; there may be none.
+        dim: columns of the bucket's tables.
+        compute_kernel: that of the bucket's tables.
         pg: the process group.
         device: of the tables.
         frozen: whether the tables are looked up, but not trained.
@@ -141,6 +212,8 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def __init__(
         self,
         config: GroupedEmbeddingConfig,
+        dim: int,
+        compute_kernel: EmbeddingComputeKernel,
         pg: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         frozen: bool = False,
@@ -155,17 +228,18 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         # Ids are checked on the requester, with an error instead of a silent row 0.
         fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
         self._settings: dict[str, Any] = {
-            "dim": self._local_cols[0],
+            "dim": dim,
             "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
             "weights_precision": weights_precision,
             "device": device,
             **fused_params,
         }
+        self._location = EmbeddingLocation.HOST
+        if on_cuda:
+            self._location = compute_kernel_to_embedding_location(compute_kernel)
         self._emb_module = BucketTable(
             table_rows=self._local_rows,
-            location=compute_kernel_to_embedding_location(config.embedding_tables[0].compute_kernel)
-            if on_cuda
-            else EmbeddingLocation.HOST,
+            location=self._location,
             table_names=["+".join(table.name for table in config.embedding_tables)],
             frozen=frozen,
             **self._settings,
@@ -178,6 +252,12 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def table(self) -> BucketTable:
         """The FBGEMM table of the bucket."""
         return self._emb_module
+
+    @property
+    def dim(self) -> int:
+        """The columns of the bucket's tables."""
+        dim: int = self._settings["dim"]
+        return dim
 
     @property
     def optimizer(self) -> BucketOptimizer:
@@ -205,7 +285,34 @@ class BucketKernel(BatchedFusedEmbeddingBag):
                 )
         return self._offsets[: ids + 1]
 
-    def forward(self, rows_R: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        rows_R: torch.Tensor,
+        offsets_U1: torch.Tensor | None = None,
+        weights_R: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Looks up rows, or sums of rows.
+
+        Args:
+            rows_R: row numbers.
+            offsets_U1: where the bags begin that are summed; None if every row is one.
+            weights_R: weights of the rows in these sums; None if there are none.
+        """
+        if offsets_U1 is None:
+            offsets_U1 = self.one_id_per_bag(rows_R.numel())
         # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
-            return self.emb_module(indices=rows_R, offsets=self.one_id_per_bag(rows_R.numel()))
+            return self.emb_module(indices=rows_R, offsets=offsets_U1, per_sample_weights=weights_R)
+
+    def prefetch(
+        self,
+        rows_R: torch.Tensor,
+        offsets_U1: torch.Tensor | None,
+        forward_stream: torch.Stream | None,
+    ) -> None:
+        """Brings rows of host memory into the device's cache, if the table has one."""
+        if self._location != EmbeddingLocation.MANAGED_CACHING:
+            return
+        if offsets_U1 is None:
+            offsets_U1 = self.one_id_per_bag(rows_R.numel())
+        self.emb_module.prefetch(indices=rows_R, offsets=offsets_U1, forward_stream=forward_stream)

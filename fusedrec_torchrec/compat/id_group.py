@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
 
 from fusedrec_torchrec.compat.process_groups import another_group, end_group
 
@@ -48,9 +49,13 @@ def id_group(pg: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
 
 @contextmanager
 def ids_apart(shardings: Iterable[Any], device: torch.device) -> Iterator[None]:
-    """Has stock shardings that make their input dists in here send ids in the group for ids."""
+    """Has stock shardings that make their input dists in here send ids in the group for ids.
+
+    Raises:
+        AssertionError: a sharding that sends ids does not have its process group where it should.
+    """
     # HACK: TorchRec gives input and output dists the same group.
-    groups = [(each, each._pg) for each in shardings if getattr(each, "_pg", None) is not None]
+    groups = [(sharding, _group_of(sharding)) for sharding in shardings if _sends_ids(sharding)]
     try:
         for sharding, pg in groups:
             sharding._pg = id_group(pg, device)
@@ -58,3 +63,15 @@ def ids_apart(shardings: Iterable[Any], device: torch.device) -> Iterator[None]:
     finally:
         for sharding, pg in groups:
             sharding._pg = pg
+
+
+def _sends_ids(sharding: Any) -> bool:
+    """Returns whether a sharding sends ids to other ranks; with data-parallel tables none does."""
+    return not isinstance(sharding, BaseDpEmbeddingSharding)
+
+
+def _group_of(sharding: Any) -> dist.ProcessGroup:
+    pg: dist.ProcessGroup | None = getattr(sharding, "_pg", None)
+    if pg is None:
+        raise AssertionError(f"{type(sharding).__qualname__} has no process group in _pg")
+    return pg

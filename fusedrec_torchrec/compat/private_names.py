@@ -4,16 +4,19 @@ Private names may change with any release.  ``tests/compat/test_private_names.py
 of them is there, with the parameters that we pass or override, and that the package uses no others.
 So when a new version of a library comes out, run that test first: it says what has gone, and the
 docstring of the file that uses it says what for.
+
+FBGEMM's tables also have attributes without an underscore that nobody documents.  They change as
+easily, so they are ``UNDOCUMENTED_NAMES``, and only ``compat`` uses them.
 """
 
 from dataclasses import dataclass
 
-__all__ = ["PRIVATE_NAMES", "PrivateName"]
+__all__ = ["PRIVATE_NAMES", "UNDOCUMENTED_NAMES", "PrivateName"]
 
 
 @dataclass(frozen=True)
 class PrivateName:
-    """A private name of another library.
+    """A private or undocumented name of another library.
 
     Attributes:
         owner: the module or class that has it.
@@ -104,6 +107,10 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     *_of(
         "torch.distributed.remote_device",
         "_remote_device",
+    ),
+    *_of(
+        "torch.nn.parallel.DistributedDataParallel",
+        "_comm_hooks",
     ),
     *_of(
         "torch.utils",
@@ -264,6 +271,10 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_pg",
     ),
     *_of(
+        "torchrec.distributed.sharding.cw_sharding.BaseCwEmbeddingSharding",
+        _shard=("self", "sharding_infos"),
+    ),
+    *_of(
         "torchrec.distributed.sharding.rw_sharding.BaseRwEmbeddingSharding",
         "_device",
         "_env",
@@ -271,11 +282,16 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_grouped_embedding_configs_per_rank",
         "_pg",
         "_rank",
+        "_world_size",
         _shard=("self", "sharding_infos"),
     ),
     *_of(
         "torchrec.distributed.sharding.tw_sharding.BaseTwEmbeddingSharding",
         "_pg",
+    ),
+    *_of(
+        "torchrec.distributed.sharding.tw_sharding.BaseTwEmbeddingSharding",
+        _shard=("self", "sharding_infos"),
     ),
     *_of(
         "torchrec.distributed.sharding.twrw_sharding.BaseTwRwEmbeddingSharding",
@@ -299,3 +315,48 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_inverse_indices",
     ),
 )
+
+UNDOCUMENTED_NAMES: tuple[PrivateName, ...] = (
+    *_of(
+        "fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_args.OptimizerArgs",
+        "eps",
+        "gradient_clipping",
+        "max_norm",
+        "stochastic_rounding",
+        "weight_decay",
+        "weight_decay_mode",
+    ),
+    *_of(
+        "fbgemm_gpu.split_table_batched_embeddings_ops_training.SplitTableBatchedEmbeddingBagsCodegen",
+        "D_offsets",
+        "current_device",
+        "embedding_specs",
+        "feature_table_map",
+        "hash_size_cumsum",
+        "learning_rate_tensor",
+        "lxu_cache_weights",
+        "max_D",
+        "momentum1_dev",
+        "momentum1_host",
+        "momentum1_offsets",
+        "momentum1_physical_offsets",
+        "momentum1_physical_placements",
+        "momentum1_placements",
+        "momentum1_uvm",
+        "optimizer",
+        "optimizer_args",
+        "output_dtype",
+        "pooling_mode",
+        "prev_iter_physical_offsets",
+        "total_hash_size_bits",
+        "weights_dev",
+        "weights_host",
+        "weights_offsets",
+        "weights_physical_offsets",
+        "weights_physical_placements",
+        "weights_placements",
+        "weights_precision",
+        "weights_uvm",
+    ),
+)
+"""Attributes without an underscore, set on objects, that FBGEMM does not document."""

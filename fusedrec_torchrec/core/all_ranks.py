@@ -1,7 +1,12 @@
-"""Errors that reach every rank: what goes wrong on one is raised on all of them."""
+"""Errors that reach every rank: what goes wrong on one is raised on all of them.
 
-from collections.abc import Sequence
-from typing import TypeVar
+Where any rank may have a problem and nobody knows which, texts of all are gathered
+(``raise_on_all_ranks``, ``raise_naming_ranks``).  Where all know who speaks, that rank's text is
+broadcast (``on_first_rank``, ``raise_bad_input``).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,7 +15,9 @@ __all__ = [
     "first_problem",
     "gather_from_all_ranks",
     "listed_ranks",
+    "on_first_rank",
     "raise_bad_input",
+    "raise_naming_ranks",
     "raise_on_all_ranks",
 ]
 
@@ -57,6 +64,66 @@ def raise_on_all_ranks(problem: str | None, group: dist.ProcessGroup | None = No
         raise ValueError(first)
 
 
+def raise_naming_ranks(problem: str | None, group: dist.ProcessGroup | None = None) -> None:
+    """Raises if any rank has a problem, and says which ranks do; all ranks must call it.
+
+    It is for what every rank does for itself, such as to read a file.  A problem that all ranks
+    have in common is raised as it is.
+
+    Args:
+        problem: of this rank; None if it has none.
+        group: the ranks, which are numbered within it; all if None.
+
+    Raises:
+        ValueError: with the problem of the lowest rank that has one.
+    """
+    problems = gather_from_all_ranks(problem, group)
+    failed = [rank for rank, text in enumerate(problems) if text is not None]
+    if not failed:
+        return
+    first = problems[failed[0]]
+    if len(failed) == len(problems) and len(set(problems)) == 1:
+        raise ValueError(first)
+    others = f" ({listed_ranks(failed[1:])}, too)" if failed[1:] else ""
+    raise ValueError(f"on rank {failed[0]}{others}: {first}")
+
+
+def on_first_rank(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Returns on all ranks what a function returns on the first; all ranks must call it.
+
+    Args:
+        function: called on the first rank alone; what it returns is pickled.
+        group: the ranks; all if None.
+
+    Raises:
+        ValueError: with the text of the ``ValueError`` or ``OSError`` that the function raised.
+    """
+    result: T | None = None
+    problem = None
+    if dist.get_rank(group) == 0:
+        try:
+            result = function()
+        except (ValueError, OSError) as error:
+            problem = str(error)
+    answer: tuple[T, str | None] = _from_rank(0, (result, problem), group)
+    if answer[1] is not None:
+        raise ValueError(answer[1])
+    return answer[0]
+
+
+def _from_rank(
+    rank: int,
+    value: Any,
+    group: dist.ProcessGroup | None,
+    device: torch.device | None = None,
+) -> Any:
+    """Returns the value of one rank of a group, which goes by its number there, on all of them."""
+    values = [value]
+    if dist.get_world_size(group) > 1:
+        dist.broadcast_object_list(values, group=group, group_src=rank, device=device)
+    return values[0]
+
+
 def raise_bad_input(
     pg: dist.ProcessGroup,
     failed_ranks: Sequence[int],
@@ -75,13 +142,10 @@ def raise_bad_input(
         device: where collectives run.
     """
     first = failed_ranks[0]
-    text = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=device)
     if pg.rank() == first:
         assert own_message is not None
-        encoded = own_message.encode()[:MESSAGE_BYTES]
-        text[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device)
-    dist.broadcast(text, src=dist.get_global_rank(pg, first), group=pg)
-    message = bytes(text.cpu().tolist()).rstrip(b"\0").decode(errors="replace")
+        own_message = own_message.encode()[:MESSAGE_BYTES].decode(errors="replace")
+    message = _from_rank(first, own_message, pg, device)
     others = ", ".join(str(rank) for rank in failed_ranks[1:])
     also = f" (bad input on ranks {others}, too)" if others else ""
     raise ValueError(f"bad input on rank {first}: {message}{also}")

@@ -1,27 +1,26 @@
 """Configuration files: one YAML file is one tree of dataclasses.
 
-A section is a frozen dataclass with keyword-only fields.  Its docstring describes them under
+A class becomes a section by the decorator ``section``: a frozen dataclass with keyword-only fields,
+whose types and ranges are checked in Python as in files.  Its docstring describes them under
 ``Attributes:``, its ``__post_init__`` checks what one field alone cannot tell, and unknown keys are
-refused.  What only files configure is decorated with ``section``, which checks types and ranges in
-Python, too; options that users make in Python are plain dataclasses, which pydantic checks when a
-file is read.  The same names appear in the YAML file, in Python and in ``--set a.b=c``.
+refused.  The same names appear in the YAML file, in Python and in ``--set a.b=c``.
 """
 
 import copy
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, ValidationInfo, WrapValidator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -29,7 +28,9 @@ from fusedrec_torchrec.core.folder_files import shown
 from fusedrec_torchrec.core.safe_yaml import parse_yaml, read_yaml
 
 __all__ = [
+    "NO_OTHER_KEYS",
     "Option",
+    "OwnWords",
     "check_is_file",
     "from_mapping",
     "load_yaml",
@@ -42,16 +43,47 @@ __all__ = [
 
 T = TypeVar("T")
 MOST_PROBLEMS = 100  # that are named
+NO_OTHER_KEYS = ConfigDict(extra="forbid")
+IN_A_FILE = "in a file"
+
+
+def _check_in_files(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
+    return check(value) if info.context == IN_A_FILE else value
+
+
+OwnWords = Annotated[T, WrapValidator(_check_in_files)]
+"""The type of a setting that ``__post_init__`` checks in words of its own, if it is made in Python.
+
+In a file, where the problem is told with its place, it is checked as every other setting.
+"""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(FieldInfo,))
 def section(cls: type[T]) -> type[T]:
-    """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys."""
-    return pydantic_dataclass(
-        config=ConfigDict(extra="forbid", json_schema_extra=_describe),
-        frozen=True,
-        kw_only=True,
-    )(cls)  # type: ignore[return-value]
+    """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys.
+
+    What is wrong with an object that is made in Python is a ``ValueError`` in the words that a file
+    with the same mistake is answered with; a missing or unknown argument is a ``TypeError``, as it
+    is for every other class.
+    """
+    made: Any = pydantic_dataclass(
+        config=ConfigDict(**NO_OTHER_KEYS, json_schema_extra=_describe), frozen=True, kw_only=True
+    )(cls)
+    check_and_set = made.__init__
+
+    @functools.wraps(check_and_set)
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
+        try:
+            check_and_set(self, *args, **settings)
+        except ValidationError as error:
+            try:
+                inspect.signature(made).bind(*args, **settings)
+            except TypeError as mistake:
+                raise TypeError(f"{made.__name__}.__init__() {mistake}") from None
+            raise ValueError("\n".join(_problems(made, error))) from None
+
+    made.__init__ = __init__
+    return made
 
 
 def _describe(schema: dict[str, Any], cls: type[Any]) -> None:
@@ -137,17 +169,23 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], source: str = "configura
         ValueError: one line for each problem: where, what is there, what is allowed.
     """
     try:
-        return TypeAdapter(cls).validate_python(dict(data))
+        return TypeAdapter(cls).validate_python(dict(data), context=IN_A_FILE)
     except ValidationError as error:
-        found = error.errors()
-        problems = [_problem(cls, dict(item)) for item in found[:MOST_PROBLEMS]]
-        if len(found) > MOST_PROBLEMS:
-            problems.append(f"and {len(found) - MOST_PROBLEMS} more problems")
-        raise ValueError("\n".join(f"{source}: {problem}" for problem in problems)) from None
+        lines = [f"{source}: {problem}" for problem in _problems(cls, error)]
+        raise ValueError("\n".join(lines)) from None
+
+
+def _problems(cls: type[Any], error: ValidationError) -> list[str]:
+    """Returns a line for each of the first problems."""
+    errors = error.errors()
+    lines = [_problem(cls, dict(item)) for item in errors[:MOST_PROBLEMS]]
+    if len(errors) > MOST_PROBLEMS:
+        lines.append(f"and {len(errors) - MOST_PROBLEMS} more problems")
+    return lines
 
 
 def _problem(cls: type[Any], item: dict[str, Any]) -> str:
-    where, what = [str(part) for part in item["loc"]], item["input"]
+    where, what = [str(name) for name in item["loc"]], item["input"]
     if item["type"] == "unexpected_keyword_argument":
         allowed = [field.name for field in dataclasses.fields(_section_at(cls, where[:-1]))]
         close = difflib.get_close_matches(where[-1], allowed, 1)
@@ -174,7 +212,7 @@ def _section_in(kind: Any) -> Any:
     """Returns the section that a type is or holds, as ``list[Section]`` does, or None."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return kind
-    return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
+    return next((section for arg in get_args(kind) if (section := _section_in(arg))), None)
 
 
 @dataclass(frozen=True)
@@ -191,13 +229,13 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
     """Yields all settings of the tree ``cls``, in the order of their definition."""
     for field in dataclasses.fields(cls):
         path = prefix + field.name
-        info = cls.__pydantic_fields__[field.name] if is_pydantic_dataclass(cls) else None
         description = " ".join(_described(cls, field.name).split())
         inner = _section_in(field.type)
         if inner is not None and inner is field.type:
             yield from options(inner, path + ".")
             continue
-        yield Option(path, _type_name(field.type), _default(field, info), description)
+        default = _default(cls.__pydantic_fields__[field.name])
+        yield Option(path, _type_name(field.type), default, description)
         if inner is not None:
             optional = isinstance(field.type, UnionType)
             yield from options(inner, path + ("." if optional else ".*."))
@@ -206,8 +244,8 @@ def options(cls: Any, prefix: str = "") -> Iterator[Option]:
 def _described(cls: Any, name: str) -> str:
     """Returns a field's text in the ``Attributes:`` part of a dataclass's docstring."""
     attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", attributes, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def _type_name(kind: Any) -> str:
@@ -217,20 +255,13 @@ def _type_name(kind: Any) -> str:
         return kind.__name__
     text = re.sub(r"\b(\w+\.)+(?=\w)", "", str(kind))  # names without their modules
     return re.sub(
-        r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " | "), text
+        r"Literal\[(.*?)\]", lambda match: match[1].replace("'", "").replace(", ", " | "), text
     )
 
 
-def _default(field: Any, info: FieldInfo | None) -> str:
-    if info is not None:
-        value = info.get_default(call_default_factory=True, validated_data={})
-        if value is PydanticUndefined:
-            return "required"
-    elif field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    else:
-        value = field.default
-    if value is dataclasses.MISSING:
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
         return "required"
     if value is None:
         return "none"

@@ -3,20 +3,30 @@
 ======================  =========================================================
 ``options``             what a user can choose
 ``buckets``             tables -> buckets, one FBGEMM table each
-``layout``              buckets -> ranks and the fused key space
+``layout``              buckets whose rows travel -> ranks and the fused key space
+``bag_layout``          buckets whose owners pool bags -> ranks
 ``replication``         rows that live on several ranks, as the exchange sees them
 ``checks``              what names, shapes and types of a batch can tell
 ``features``            the batch in canonical form
-``hashing``, ``keys``   (table, id) -> key in the fused key space
+``slot_features``       the part of it that belongs to some slots
+``distinct_bags``       equal bags, once each
+``hashing``             raw ids -> rows
+``slot_ids``            the same for the slots of a batch, and ids out of range
+``keys``                (table, id) -> key in the fused key space
 ``dedup``               unique keys + inverse
 ``routing``             unique keys -> owner rank, bucket and local row
+``bag_routing``         distinct bags -> the owners of their tables
 ``bags``                which rows form which output row
-``variable_batch``      the same for sequences of a variable batch per feature
+``requested_rows``      all of the above for tables whose rows travel
+``requested_bags``      all of the above for tables whose owners pool
+``variable_batch``      sequences of a variable batch per feature
+``cargo``               what a batch sends: rows, and bags
+``asked``               what an owner is asked for
 ``context``             what a rank remembers of a batch until backward
 ``capacity``            how much room a message has
 ``statuses``            what a rank says about its own batch, and who ran out of data
 ``outgoing_batch``      a batch on its way to the owners
-``messages``            header + int32 local rows; a second round if they do not fit
+``messages``            header + words; a second round if they do not fit
 ``all_replicated``      batches of nothing but replicated rows, which need no exchange
 ``input_dist``          ONE all-to-all: all of the above for one module
 ``lookup``              one FBGEMM call per bucket
@@ -25,7 +35,9 @@
 ``gradients``           gradients of gradients are refused
 ======================  =========================================================
 
-After FusedRec (AAAI 2026).  The side that asks for rows is the *requester*, the side that
-holds them the *owner*; every rank is both.  Nothing here knows of hot rows or of 2D parallelism:
-they are replications.
+After FusedRec (AAAI 2026); equal bags after RecD (MLSys 2023).  The side that asks for rows is the
+*requester*, the side that holds them the *owner*; every rank is both.  Of some tables distinct rows
+travel, and the requester pools them; of others distinct bags do, pooled by the owner.  Both are in
+the same three collectives.  Nothing here knows of hot rows or of 2D parallelism: they are
+replications.
 """

@@ -20,12 +20,12 @@ class AllReplicatedAwaitable(InputAwaitable):
 
     def __init__(self, batch: OutgoingBatch) -> None:
         super().__init__(batch)
-        counts_KW = batch.routed.counts_KW
+        counts_KW = batch.cargo.counts_KW
         words = [
             batch.status,
             counts_KW.any(),
             counts_KW.new_full((), batch.stale),  # filled on the device: no copy to wait for
-            *batch.replica_counts_K,
+            *batch.cargo.replica_counts_K,
         ]
         own = torch.stack([word.int() for word in words])
         pg = batch.exchange.pg
@@ -34,23 +34,27 @@ class AllReplicatedAwaitable(InputAwaitable):
         self._work = dist.all_gather_single(self._words, own, group=pg, async_op=True)
 
     def _receive(self) -> Awaitable[ReceivedRows]:
-        batch, layout = self._batch, self._batch.exchange.layout
+        batch, cargo = self._batch, self._batch.cargo
+        ranks, buckets = batch.exchange.ranks, cargo.counts_KO.size(0)
         wait(self._work, batch.exchange.pg, "ids")
-        words = self._words.view(layout.world_size, -1).tolist()
+        words = self._words.view(ranks, -1).tolist()
         batch.check_end_of_data([row[0] for row in words])
         if any(failed or needs_owners for failed, needs_owners, *_ in words):
             return _Messages(HeaderAwaitable(batch))
-        nothing = [[0] * len(layout.buckets) for _ in range(layout.world_size)]
+        nothing = [[0] * buckets for _ in range(ranks)]
         batch.context.counts_in = nothing
+        batch.context.ids_in = [[0] * (cargo.counts_WH.size(1) - buckets) for _ in range(ranks)]
         replica_counts = [row[3:] for row in words]
+        replicated = replica_counts[batch.exchange.pg.rank()]
         batch.arrived(
-            [*nothing, replica_counts[batch.exchange.pg.rank()]],
+            [*nothing, replicated + [0] * (buckets - len(replicated))],
             replica_counts,
             stale=any(row[2] for row in words),
             needs_owners=False,
         )
-        rows_R = torch.empty(0, dtype=torch.int32, device=self._words.device)
-        return NoWait(ReceivedRows(rows_R, batch.context))
+        segments = len(batch.context.segments_in()[0])
+        nothing_asked = [self._words.new_empty(0) for _ in range(segments)]
+        return NoWait(ReceivedRows(nothing_asked, batch.context))
 
 
 class _Messages(Awaitable[ReceivedRows]):

@@ -8,7 +8,7 @@ With a variable batch size per feature (VBE) TorchRec wants the order (slot, sam
 sequence each id is a bag of its own: both leave the ids where they are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -17,8 +17,10 @@ from torchrec.streamable import Multistreamable
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.buckets import Bucket
 from fusedrec_torchrec.exchange.dedup import Occurrences
+from fusedrec_torchrec.exchange.distinct_bags import DistinctBags
+from fusedrec_torchrec.exchange.slot_features import SlotFeatures
 
-__all__ = ["Bags", "pooled_bags", "sequence_bags"]
+__all__ = ["Bags", "copied_bags", "distinct_bags", "pooled_bags", "sequence_bags"]
 
 
 @dataclass
@@ -34,6 +36,10 @@ class Bags(Multistreamable):
         width: number of slots side by side in one output row; 0 for one bag per output row.
         occurrences: positions in ``rows_N`` of the ids of each row; None if not known.  There may
             be more starts than rows.
+        some_empty: whether every id is its own bag, but the number of rows in the place of a row
+            number stands for an empty bag.
+        copies: which output rows show which of these bags, if these are distinct ones; else the
+            bags are the output.
     """
 
     rows_N: torch.Tensor
@@ -42,8 +48,17 @@ class Bags(Multistreamable):
     order_N: torch.Tensor | None = None
     width: int = 0
     occurrences: Occurrences | None = None
+    some_empty: bool = False
+    copies: "Bags | None" = None
+
+    @property
+    def output(self) -> "Bags":
+        """What is shown in the output."""
+        return self.copies or self
 
     def record_stream(self, stream: torch.Stream) -> None:
+        if self.copies is not None:
+            self.copies.record_stream(stream)
         tensors = [self.rows_N, self.offsets_B1, self.divisor_B, self.order_N]
         if self.occurrences is not None:
             tensors += [self.occurrences.order_N, self.occurrences.starts_U1]
@@ -54,6 +69,15 @@ class Bags(Multistreamable):
     @property
     def num_bags(self) -> int:
         return (self.rows_N if self.offsets_B1 is None else self.offsets_B1[1:]).numel()
+
+    def with_offsets(self, rows: int) -> "Bags":
+        """Returns the same bags, without ids in empty ones; ``rows`` is the number of rows."""
+        if not self.some_empty:
+            return self
+        filled = self.rows_N < rows
+        return replace(
+            self, rows_N=self.rows_N[filled], offsets_B1=_offsets(filled), some_empty=False
+        )
 
     def in_bag_order(self, values_N: torch.Tensor) -> torch.Tensor:
         """Puts values of the ids, in the order of the batch, into the order of ``rows_N``."""
@@ -136,6 +160,58 @@ def pooled_bags(
         order,
         width=slots,
         occurrences=_moved(occurrences, moved_to),
+    )
+
+
+def copied_bags(cells: torch.Tensor, divisor: torch.Tensor | None, width: int) -> Bags:
+    """Makes bags of one row each, or of none.
+
+    Args:
+        cells: the row of each bag; the number of rows if it is empty.
+        divisor: what each bag is divided by; None if nothing is.
+        width: bags side by side in one output row; 0 for one bag per output row.
+    """
+    return Bags(cells, divisor_B=divisor, width=width, some_empty=True)
+
+
+def distinct_bags(
+    slots: SlotFeatures,
+    distinct: DistinctBags,
+    own: slice,
+    row_N: torch.Tensor,
+    mean_S: torch.Tensor | None,
+    occurrences: Occurrences | None = None,
+) -> Bags:
+    """Makes the distinct bags of a bucket's slots, and their copies.
+
+    Args:
+        slots: the batch.
+        distinct: its distinct bags.
+        own: the slots of the bucket.
+        row_N: row number of each id of this bucket, in the order of the distinct bags.
+        mean_S: [slots of the bucket] whether a slot is mean-pooled; None if none is.
+        occurrences: positions in ``row_N`` of the ids of each row.
+    """
+    first, count = sum(distinct.bags_S[: own.start]), sum(distinct.bags_S[own])
+    lengths_G = distinct.lengths_G[first : first + count]
+    strides = slots.strides[own]
+    first_bag = sum(slots.strides[: own.start])
+    number_B = distinct.number_B[first_bag : first_bag + sum(strides)]
+    cells = torch.where(number_B < 0, count, number_B - first)
+    width = 0
+    if slots.side_by_side:
+        width = len(strides)
+        cells = cells.view(width, -1).t().reshape(-1)
+    mean_G = None
+    if mean_S is not None:
+        repeats = to_device(distinct.bags_S[own], mean_S.device)
+        mean_G = mean_S.repeat_interleave(repeats, output_size=count)
+    return Bags(
+        row_N,
+        _offsets(lengths_G),
+        _divisor(lengths_G, mean_G),
+        occurrences=occurrences,
+        copies=copied_bags(cells, None, width),
     )
 
 

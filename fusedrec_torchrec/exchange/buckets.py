@@ -25,11 +25,13 @@ from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, optimizers_of
 
 __all__ = [
     "Bucket",
+    "BucketConfig",
     "BucketedTables",
-    "TableRanges",
+    "TableShards",
     "check_bucket",
     "group_into_buckets",
     "kernels_of",
+    "slot_names",
 ]
 
 logger = logging.getLogger(__name__)
@@ -44,58 +46,120 @@ CUDA_KERNELS = (
 DATA_TYPES = (SparseType.FP32, SparseType.FP16)
 
 
+@dataclass(frozen=True)
+class BucketConfig:
+    """The tables of a bucket, as TorchRec describes them.
+
+    Attributes:
+        config: all tables, each by its first shard.
+        per_rank: for each rank the shards that it has.
+        owner_pooled: whether the owners of its tables pool bags; if not, requesters do.
+    """
+
+    config: GroupedEmbeddingConfig
+    per_rank: list[GroupedEmbeddingConfig]
+    owner_pooled: bool
+
+
 def group_into_buckets(
     tables_per_rank: Sequence[Sequence[ShardedEmbeddingTable]],
     max_rows: int = INT32_MAX,
     codecs: Mapping[str, object] | None = None,
     frozen: Collection[str] = (),
-) -> list[list[GroupedEmbeddingConfig]]:
-    """Groups the tables of each rank into buckets, one TorchRec group config per bucket.
+    owner_pooled: Collection[str] = (),
+    order: Sequence[str] = (),
+) -> list[BucketConfig]:
+    """Groups tables into buckets, those that are pooled by their owners last.
 
     TorchRec's own ``group_tables`` keeps apart data types and optimizer settings.  It also
-    keeps poolings apart, which pool at the requester here, and mixes dimensions and placements,
-    which one physical table cannot: hence the neutral pooling and the partition before it.
+    keeps poolings apart, which are all sums here, and mixes dimensions and placements, which one
+    physical table cannot: hence the neutral pooling and the partition before it.
     A bucket is split where its rows on some rank would not fit an int32 row number.  Tables whose
     ``codecs`` differ have buckets of their own, and so have ``frozen`` ones.
+
+    Args:
+        tables_per_rank: the shards of each rank, at most one of a table.
+        max_rows: of a bucket on one rank.
+        codecs: how rows travel, by table.
+        frozen: tables that are not trained.
+        owner_pooled: tables whose owners pool bags.
+        order: of tables in a bucket; as ranks have them if empty.
     """
-    partitions: dict[tuple[object, ...], list[list[int]]] = {}  # table numbers, bucket by bucket
+    shards: dict[str, dict[int, ShardedEmbeddingTable]] = {name: {} for name in order}
+    for rank, tables in enumerate(tables_per_rank):
+        for table in tables:
+            shards.setdefault(table.name, {})[rank] = table
+    ranks = len(tables_per_rank)
+    assert all(shards.values()), "a table without a shard"
+    partitions: dict[tuple[object, ...], list[list[str]]] = {}  # tables, bucket by bucket
     rows_so_far: dict[tuple[object, ...], list[int]] = {}
-    for t, table in enumerate(tables_per_rank[0]):
+    for name in sorted(shards, key=lambda name: name in owner_pooled):  # is stable
+        first = next(iter(shards[name].values()))
         kind = (
-            *(table.local_cols, table.compute_kernel),
-            *((codecs or {}).get(table.name), table.name in frozen),
+            *(name in owner_pooled, first.local_cols, first.compute_kernel),
+            *((codecs or {}).get(name), name in frozen),
         )
-        local_rows = [tables[t].local_rows for tables in tables_per_rank]
+        local_rows = [shards[name][r].local_rows if r in shards[name] else 0 for r in range(ranks)]
         if max(local_rows) > max_rows:
             raise ValueError(
-                f"table {table.name!r} has {max(local_rows)} rows on one rank, must be at most "
+                f"table {name!r} has {max(local_rows)} rows on one rank, must be at most "
                 f"{max_rows}: use more ranks or even row ranges"
             )
-        so_far = rows_so_far.get(kind, [0] * len(local_rows))
+        so_far = rows_so_far.get(kind, [0] * ranks)
         total = [a + b for a, b in zip(so_far, local_rows, strict=True)]
-        parts = partitions.setdefault(kind, [[]])
+        buckets = partitions.setdefault(kind, [[]])
         if max(total) > max_rows:
-            parts.append([])
+            buckets.append([])
             total = local_rows
-        parts[-1].append(t)
+        buckets[-1].append(name)
         rows_so_far[kind] = total
+    return [
+        bucket
+        for buckets in partitions.values()
+        for names in buckets
+        for bucket in _grouped(names, shards, ranks, names[0] in owner_pooled)
+    ]
 
-    buckets_per_rank: list[list[GroupedEmbeddingConfig]] = [[] for _ in tables_per_rank]
-    for members in (members for parts in partitions.values() for members in parts):
-        grouped = group_tables(
+
+def _grouped(
+    names: Sequence[str],
+    shards: Mapping[str, Mapping[int, ShardedEmbeddingTable]],
+    ranks: int,
+    owner_pooled: bool,
+) -> list[BucketConfig]:
+    """Returns the buckets of tables of one kind; TorchRec may have reasons to keep some apart."""
+    neutral = {
+        name: {
+            rank: dataclasses.replace(shard, pooling=PoolingType.SUM)
+            for rank, shard in shards[name].items()
+        }
+        for name in names
+    }
+    firsts = [next(iter(neutral[name].values())) for name in names]
+    (configs,) = group_tables([firsts])
+    return [
+        BucketConfig(
+            config,
             [
-                [dataclasses.replace(tables[t], pooling=PoolingType.SUM) for t in members]
-                for tables in tables_per_rank
-            ]
+                dataclasses.replace(
+                    config,
+                    embedding_tables=[
+                        neutral[table.name][rank]
+                        for table in config.embedding_tables
+                        if rank in neutral[table.name]
+                    ],
+                )
+                for rank in range(ranks)
+            ],
+            owner_pooled,
         )
-        for buckets, configs in zip(buckets_per_rank, grouped, strict=True):
-            buckets.extend(configs)
-    return buckets_per_rank
+        for config in configs
+    ]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One physical table.
+    """One physical table on every rank.
 
     Attributes:
         dim: columns.
@@ -103,6 +167,7 @@ class Bucket:
         wire_bytes: of a row that travels as it is looked up.
         first_table, end_table: its range of tables.
         first_slot, end_slot: its range of slots.
+        owner_pooled: whether owners pool bags; if not, rows travel.
     """
 
     dim: int
@@ -112,63 +177,117 @@ class Bucket:
     end_table: int
     first_slot: int
     end_slot: int
+    owner_pooled: bool = False
 
 
 @dataclass(frozen=True)
-class TableRanges:
-    """A table as the exchange sees it: rank ``r`` owns ``[row_starts[r], row_starts[r + 1])``."""
+class TableShards:
+    """A table as the exchange sees it.
+
+    Attributes:
+        name: of the table.
+        rows: of the whole table.
+        features: that look it up.
+        row_starts: rank ``r`` owns rows ``[row_starts[r], row_starts[r + 1])``; of a table that
+            requesters pool.
+        owners: the ranks of its columns, in the order of the columns; of a table that they pool.
+        first_rows: where its rows begin in the bucket of each of these owners.
+    """
 
     name: str
     rows: int
     features: tuple[str, ...]
-    row_starts: tuple[int, ...]
+    row_starts: tuple[int, ...] = ()
+    owners: tuple[int, ...] = ()
+    first_rows: tuple[int, ...] = ()
 
 
 class BucketedTables:
-    """All fused tables of a module, bucket after bucket, with the rows that each rank owns.
+    """All fused tables of a module, bucket after bucket, with what each rank owns of them.
 
     A *slot* is a pair of a feature and a table that it looks up.
 
     Args:
-        buckets_per_rank: the buckets of each rank.
+        configs: the buckets, those that owners pool last.
     """
 
-    def __init__(self, buckets_per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> None:
-        self.world_size = len(buckets_per_rank)
+    def __init__(self, configs: Sequence[BucketConfig]) -> None:
+        self.world_size = len(configs[0].per_rank)
         self.buckets: list[Bucket] = []
-        self.tables: list[TableRanges] = []
+        self.tables: list[TableShards] = []
         slots = 0
-        for k, bucket in enumerate(buckets_per_rank[0]):
+        for bucket in configs:
             first_table, first_slot = len(self.tables), slots
-            for i, table in enumerate(bucket.embedding_tables):
-                shards = [rank[k].embedding_tables[i] for rank in buckets_per_rank]
-                sizes = [shard.local_rows for shard in shards]
-                self.tables.append(
-                    TableRanges(
-                        name=table.name,
-                        rows=table.num_embeddings,
-                        features=tuple(table.feature_names),
-                        row_starts=tuple(accumulate(sizes, initial=0)),
-                    )
-                )
-                slots += table.num_features()
-            dim = bucket.embedding_tables[0].local_cols
+            self.tables += _bag_shards(bucket) if bucket.owner_pooled else _row_shards(bucket)
+            slots += bucket.config.num_features()
+            dim = bucket.config.embedding_tables[0].local_cols
             self.buckets.append(
                 Bucket(
                     dim=dim,
-                    row_bytes=_row_bytes(bucket, dim),
-                    wire_bytes=dim * _output_type(bucket).as_dtype().itemsize,
+                    row_bytes=_row_bytes(bucket.config, dim),
+                    wire_bytes=dim * _output_type(bucket.config).as_dtype().itemsize,
                     first_table=first_table,
                     end_table=len(self.tables),
                     first_slot=first_slot,
                     end_slot=slots,
+                    owner_pooled=bucket.owner_pooled,
                 )
             )
 
     @property
-    def slot_names(self) -> list[tuple[str, str]]:
-        """(feature, table) of each slot."""
-        return [(feature, table.name) for table in self.tables for feature in table.features]
+    def row_buckets(self) -> list[Bucket]:
+        """The buckets whose rows travel, which come first."""
+        return [bucket for bucket in self.buckets if not bucket.owner_pooled]
+
+    @property
+    def bag_buckets(self) -> list[Bucket]:
+        """The buckets whose owners pool bags."""
+        return [bucket for bucket in self.buckets if bucket.owner_pooled]
+
+    def of(self, buckets: Sequence[Bucket]) -> list[TableShards]:
+        """Returns the tables of some buckets."""
+        return [t for b in buckets for t in self.tables[b.first_table : b.end_table]]
+
+
+def slot_names(tables: Sequence[TableShards]) -> list[tuple[str, str]]:
+    """Returns feature and table of each slot of the tables."""
+    return [(feature, table.name) for table in tables for feature in table.features]
+
+
+def _row_shards(bucket: BucketConfig) -> list[TableShards]:
+    tables = []
+    for i, table in enumerate(bucket.config.embedding_tables):
+        sizes = [config.embedding_tables[i].local_rows for config in bucket.per_rank]
+        tables.append(
+            TableShards(
+                name=table.name,
+                rows=table.num_embeddings,
+                features=tuple(table.feature_names),
+                row_starts=tuple(accumulate(sizes, initial=0)),
+            )
+        )
+    return tables
+
+
+def _bag_shards(bucket: BucketConfig) -> list[TableShards]:
+    places: dict[str, list[tuple[int, int, int]]] = {}  # first column, rank, first row
+    for rank, config in enumerate(bucket.per_rank):
+        first_row = 0
+        for shard in config.embedding_tables:
+            assert shard.local_metadata is not None
+            column = shard.local_metadata.shard_offsets[1]
+            places.setdefault(shard.name, []).append((column, rank, first_row))
+            first_row += shard.local_rows
+    return [
+        TableShards(
+            name=table.name,
+            rows=table.num_embeddings,
+            features=tuple(table.feature_names),
+            owners=tuple(rank for _, rank, _ in sorted(places[table.name])),
+            first_rows=tuple(row for _, _, row in sorted(places[table.name])),
+        )
+        for table in bucket.config.embedding_tables
+    ]
 
 
 def _row_bytes(config: GroupedEmbeddingConfig, dim: int) -> int:
@@ -194,8 +313,9 @@ def kernels_of(device_type: str) -> list[str]:
     return _values(CUDA_KERNELS if device_type == "cuda" else CPU_KERNELS)
 
 
-def check_bucket(config: GroupedEmbeddingConfig, device: torch.device) -> None:
+def check_bucket(bucket: BucketConfig, device: torch.device) -> None:
     """Refuses what the kernel cannot do, by table, with what it can."""
+    config = bucket.config
     kernels, optimizers = kernels_of(device.type), optimizers_of(device.type)
     optimizer = _optimizer(config)
     if not isinstance(optimizer, EmbOptimType):

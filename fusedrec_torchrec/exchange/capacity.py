@@ -37,6 +37,10 @@ class Capacity:
         granules = (largest_count * self._slack + SLACK_ONE * GRANULE - 1) // (SLACK_ONE * GRANULE)
         return granules * GRANULE
 
+    def clear(self) -> None:
+        """Begins anew, with no room: the next message is but a header."""
+        self.current = 0
+
     def update(self, largest_wanted: int) -> None:
         """Takes the largest number that any rank has asked for in this step."""
         decayed = math.floor(self.current * 15 / 16 / GRANULE) * GRANULE

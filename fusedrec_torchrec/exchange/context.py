@@ -10,6 +10,7 @@ import torch
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.streamable import Multistreamable
 
+from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.replication import BatchReplicas
 
@@ -22,11 +23,13 @@ class FusedShardingContext(SequenceShardingContext):
 
     Attributes:
         bags: which received rows form which output row, per bucket.
-        weights_N: weights of the ids in the order of the batch, or None.
-        ids_per_bucket: how many of the ids belong to each bucket.
-        counts_out: [owner][bucket] rows this rank asked for; of the replicas last, if any rows are
-            replicated.
-        counts_in: [requester][bucket] rows this rank was asked for.
+        weights_N: weights of the ids that this rank pools, in the order of the batch, or None.
+        ids_per_bucket: how many of these ids belong to each bucket.
+        counts_out: [owner][bucket] units this rank asked for: distinct rows, or distinct bags;
+            of the replicas last, if any rows are replicated.
+        counts_in: [requester][bucket] units this rank was asked for.
+        ids_in: [requester][bucket with bags] ids in these units; those buckets come last.
+        bag_weights: whether bags travel with weights.
         replicas: what takes care of the batch's replicated rows; None if no rows are.
     """
 
@@ -35,7 +38,23 @@ class FusedShardingContext(SequenceShardingContext):
     ids_per_bucket: list[int] = field(default_factory=list)
     counts_out: list[list[int]] = field(default_factory=list)
     counts_in: list[list[int]] = field(default_factory=list)
+    ids_in: list[list[int]] = field(default_factory=list)
+    bag_weights: bool = False
     replicas: BatchReplicas | None = None
+
+    def segments_in(self) -> list[list[int]]:
+        """Returns sizes of what each requester has sent: see ``cargo`` and ``bag_routing``."""
+        rows = len(self.counts_in[0]) - len(self.ids_in[0])
+        times = 2 if self.bag_weights else 1
+        return [
+            units[:rows]
+            + [n for u, i in zip(units[rows:], ids, strict=True) for n in (u, *[i] * times)]
+            for units, ids in zip(self.counts_in, self.ids_in, strict=True)
+        ]
+
+    def words_in(self) -> list[int]:
+        """Returns how many words each requester has sent."""
+        return [sum(row) for row in self.segments_in()]
 
     def record_stream(self, stream: torch.Stream) -> None:
         super().record_stream(stream)
@@ -49,20 +68,38 @@ class FusedShardingContext(SequenceShardingContext):
 
 @dataclass
 class ReceivedRows(Multistreamable):
-    """The owner's side of a batch: local rows asked for, in the order of arrival.
+    """The owner's side of a batch: what it is asked for, in the order of arrival.
 
     It knows the requester's side of the same batch, since TorchRec's own context may be of the same
     batch sent once more: a pipeline that is attached again does that.
+
+    Segments are what ``FusedShardingContext.segments_in`` gives the sizes of, each from all ranks.
 
     TorchRec keeps it in its ``KJTList`` and asks it three things a KeyedJaggedTensor knows;
     the answers below mean "nothing to see".
     """
 
-    rows_R: torch.Tensor
+    segments: list[torch.Tensor]
     context: FusedShardingContext
 
+    def asked(self) -> list[Asked]:
+        """Returns what is asked of each bucket."""
+        context = self.context
+        rows = len(context.counts_in[0]) - len(context.ids_in[0])
+        segments = self.segments
+        asked = [Asked(rows_R) for rows_R in segments[:rows]]
+        step = 3 if context.bag_weights else 2
+        for at in range(rows, len(segments), step):
+            lengths_U, rows_R, *weights = segments[at : at + step]
+            offsets_U1 = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_U)
+            asked.append(
+                Asked(rows_R, offsets_U1, weights[0].view(torch.float32) if weights else None)
+            )
+        return asked
+
     def record_stream(self, stream: torch.Stream) -> None:
-        self.rows_R.record_stream(stream)
+        for segment in self.segments:
+            segment.record_stream(stream)
         self.context.record_stream(stream)
 
     def variable_stride_per_key(self) -> bool:
@@ -72,4 +109,4 @@ class ReceivedRows(Multistreamable):
         return 1
 
     def lengths(self) -> torch.Tensor:
-        return self.rows_R.new_empty(0)
+        return self.segments[0].new_empty(0)

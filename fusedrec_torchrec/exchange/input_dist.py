@@ -3,10 +3,12 @@
 A classic exchange sends counts first, then ids.  Here every message has a fixed capacity and a
 header, so that one collective does both:
 
-    message = [ status | wanted capacity | overflow | count per bucket | int32 local rows ... ]
+    message = [ status | wanted capacity | overflow | counts | int32 words ... ]
 
-With replicated rows the header also has a *stale* flag, for replicas that must be loaded anew, and
-the number of replicated rows of each bucket, the same in all messages of a sender.
+Counts are the units of each bucket, distinct rows or distinct bags, and the ids of the latter; the
+words are local rows, and bags (``cargo``).  With replicated rows the header also has a *stale*
+flag, for replicas that must be loaded anew, and the number of replicated rows of each bucket, the
+same in all messages of a sender.
 
 - *status*: ``BAD`` if the sender's input is bad.  It still sends its messages, whose rows mean
   nothing then; every rank sees it, and all raise the same error in the same step.
@@ -27,7 +29,6 @@ beside the messages.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -36,11 +37,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.all_replicated import AllReplicatedAwaitable
-from fusedrec_torchrec.exchange.bags import pooled_bags, sequence_bags
+from fusedrec_torchrec.exchange.bag_layout import BagLayout
 from fusedrec_torchrec.exchange.capacity import Capacity
+from fusedrec_torchrec.exchange.cargo import Cargo
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
-from fusedrec_torchrec.exchange.dedup import Dedup, Occurrences, Unique
-from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.messages import HeaderAwaitable
 from fusedrec_torchrec.exchange.options import ExchangeOptions
@@ -52,22 +52,25 @@ from fusedrec_torchrec.exchange.outgoing_batch import (
     Report,
 )
 from fusedrec_torchrec.exchange.replication import Replications
-from fusedrec_torchrec.exchange.routing import Route
+from fusedrec_torchrec.exchange.requested_bags import BagRequests
+from fusedrec_torchrec.exchange.requested_rows import RowRequests
 
 __all__ = ["FusedInputDist"]
 
 
 class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
-    """Takes batches and sends their ids, up to the rows that owners have received.
+    """Takes batches and sends their ids, up to what owners have received.
 
     Args:
         pg: the ranks that tables are sharded over.
-        layout: where rows live.
+        layout: where the rows of tables live that requesters pool.
         options: the user's settings.
         mean_S: whether a slot is mean-pooled; None for sequences, which do not pool.
         weighted: whether the weights of a batch count.
         replication: rows that live on several ranks; none do if None.
         everyone: all ranks that must hear of bad input; ``pg`` if None.
+        bag_layout: where tables live whose owners pool; there are none if None.
+        learned_weights: whether weights come from feature processors, later on.
     """
 
     def __init__(
@@ -79,21 +82,23 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         weighted: bool = False,
         replication: Replications | None = None,
         everyone: dist.ProcessGroup | None = None,
+        bag_layout: BagLayout | None = None,
+        learned_weights: bool = False,
     ) -> None:
         super().__init__()
         self._replication = replication or Replications()
-        self.exchange = IdExchange(pg, everyone, layout, Capacity(options), self._replication)
+        ranks = layout.world_size
+        self.exchange = IdExchange(pg, everyone, ranks, Capacity(options), self._replication)
         self._weighted = weighted
-        self._layout = layout
-        self._keys = KeySpace(layout, options)
-        self._dedup = Dedup(layout.part_starts_P1)
-        self._pooled = mean_S is not None
-        self._mean_per_bucket = [
-            mean_S[b.first_slot : b.end_slot].to(layout.device)
-            if mean_S is not None and bool(mean_S[b.first_slot : b.end_slot].any())
-            else None
-            for b in layout.buckets
-        ]
+        self._rows = self._bags = None
+        if layout.buckets:
+            self._rows = RowRequests(
+                layout, options, mean_S, weighted, learned_weights, self._replication
+            )
+        if bag_layout is not None and bag_layout.buckets:
+            assert mean_S is not None, "sequences are not pooled"
+            means = mean_S[bag_layout.first_slot :].tolist()
+            self._bags = BagRequests(bag_layout, options, means, weighted)
         self._notes = BatchNotes()
 
     @contextmanager
@@ -111,27 +116,28 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
     def forward(self, features: KeyedJaggedTensor) -> InputAwaitable:
         """Sends the ids of a batch in canonical form."""
         notes = self._notes
-        ids_per_slot = features.length_per_key()
-        with stage("keys"):
-            keys_N, bad = self._keys.keys(features.values(), ids_per_slot)
-        with stage("dedup"):
-            unique = self._dedup(keys_N, self._replication.index)
-        with stage("route"):
-            routed = Route(self._layout, unique)
-
+        rows = None if self._rows is None else self._rows(features)
+        bags = None if self._bags is None else self._bags(features)
+        requested = [each for each in (rows, bags) if each is not None]
         context = FusedShardingContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=features.variable_stride_per_key(),
             features_before_input_dist=features,
-            weights_N=features.weights_or_none() if self._weighted else None,
-            ids_per_bucket=[
-                sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self._layout.buckets
-            ],
+            weights_N=None if rows is None else rows.weights_N,
+            ids_per_bucket=[] if rows is None else rows.ids_per_bucket,
+            bag_weights=self._weighted,
             replicas=self._replication.batch(),
         )
-        describe = partial(self._keys.describe_bad_ids, features.values(), ids_per_slot)
-        reports: list[Report] = [*notes.reports, (bad, describe)]
-        batch = OutgoingBatch(self.exchange, context, routed, notes, reports)
+        reports: list[Report] = [
+            *notes.reports,
+            *((each.bad, each.describe_bad) for each in requested),
+        ]
+        cargo = Cargo(
+            self.exchange.ranks,
+            None if rows is None else rows.route,
+            None if bags is None else bags.route,
+        )
+        batch = OutgoingBatch(self.exchange, context, cargo, notes, reports)
         with stage("ids"):
             awaitable = (
                 AllReplicatedAwaitable(batch)
@@ -139,41 +145,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 else HeaderAwaitable(batch)
             )
         with stage("bags"):  # while the ids travel
-            for bucket, (row_N, occurrences), mean_S in zip(
-                self._layout.buckets,
-                rows_of_buckets(unique, routed.counts_KO, context.ids_per_bucket),
-                self._mean_per_bucket,
-                strict=True,
-            ):
-                context.bags.append(
-                    pooled_bags(features, bucket, row_N, mean_S, occurrences)
-                    if self._pooled
-                    else sequence_bags(row_N, occurrences)
-                )
-        if notes.training:
-            self._replication.count(None if notes.end_of_data else unique.keys_U)
+            context.bags = [each_bags for each in requested for each_bags in each.bags()]
+        if notes.training and rows is not None:
+            self._replication.count(None if notes.end_of_data else rows.unique.keys_U)
         return awaitable
-
-
-def rows_of_buckets(
-    unique: Unique, counts_KO: torch.Tensor, ids_per_bucket: list[int]
-) -> Iterator[tuple[torch.Tensor, Occurrences | None]]:
-    """Yields for the ids of each bucket their rows in its matrix, and the ids of each of these."""
-    if len(ids_per_bucket) == 1:
-        yield unique.inverse_N, unique.occurrences
-        return
-    counts_K = counts_KO.sum(1)
-    first_row_K = counts_K.cumsum(0) - counts_K
-    first_id = 0
-    for ids, first_row in zip(ids_per_bucket, first_row_K, strict=True):
-        own = slice(first_id, first_id + ids)
-        occurrences = unique.occurrences
-        if occurrences is not None:
-            # Of static shape: there are at most as many rows as ids.
-            rows = first_row + torch.arange(ids + 1, device=first_row.device)
-            starts_U1 = occurrences.starts_U1.index_select(
-                0, rows.clamp_(max=occurrences.starts_U1.numel() - 1)
-            )
-            occurrences = Occurrences(occurrences.order_N[own] - first_id, starts_U1 - first_id)
-        yield unique.inverse_N[own] - first_row.int(), occurrences
-        first_id += ids

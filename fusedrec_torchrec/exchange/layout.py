@@ -1,9 +1,9 @@
 """The fused key space: where each row of each table lives.
 
 In: the tables of a module in their buckets.  Out: an ``ExchangeLayout``, the index arithmetic of
-the data path.
+tables whose rows travel; ``bag_layout`` is that of tables whose owners pool bags.
 
-The *fused key space* numbers all rows of all fused tables; that is FusedRec's category-aware key,
+The *fused key space* numbers all rows of these tables; that is FusedRec's category-aware key,
 exact because TorchRec's tables have fixed sizes.  A *segment* is the range of one table that one
 rank owns; keys run through the segments in the order (bucket, owner, table).  So the keys of one
 bucket and owner, a *part*, are contiguous, and the row in the owner's physical table is the key
@@ -22,7 +22,7 @@ from itertools import pairwise
 
 import torch
 
-from fusedrec_torchrec.exchange.buckets import BucketedTables
+from fusedrec_torchrec.exchange.buckets import BucketedTables, slot_names
 
 __all__ = ["ExchangeLayout"]
 
@@ -30,10 +30,10 @@ INT32_MAX = torch.iinfo(torch.int32).max
 
 
 class ExchangeLayout:
-    """The index arithmetic of the data path, on the device of the ids.
+    """The index arithmetic of rows that travel, on the device of the ids.
 
     Args:
-        tables: the fused tables of a module.
+        tables: the fused tables of a module; those that requesters pool count.
         device: of the ids.
         replica_capacity: replicated rows that each bucket has room for on every rank; None if no
             rows are replicated.
@@ -45,8 +45,9 @@ class ExchangeLayout:
         device: torch.device,
         replica_capacity: Sequence[int] | None = None,
     ) -> None:
-        self.tables, self.buckets = tables.tables, tables.buckets
-        self.slot_names = tables.slot_names
+        self.buckets = tables.row_buckets
+        self.tables = tables.of(self.buckets)
+        self.slot_names = slot_names(self.tables)
         self.world_size = tables.world_size
         self.owners = self.world_size + (replica_capacity is not None)
         self.replica_capacity = replica_capacity

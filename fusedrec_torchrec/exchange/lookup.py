@@ -1,8 +1,8 @@
 """The owner's lookup: one FBGEMM table per bucket, one call per bucket.
 
-Local row numbers are the ids, one per bag (see ``compat.bucket_table``).  The update is FBGEMM's
-fused optimizer in backward, which sums the gradients of a row asked for by several ranks before it
-applies them.
+Local row numbers are the ids, one per bag where rows travel (see ``compat.bucket_table``), and as
+they came where owners pool.  The update is FBGEMM's fused optimizer in backward, which sums the
+gradients of a row asked for by several ranks before it applies them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
-from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
+from fusedrec_torchrec.core.buffer_order import rank_major
 from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.buckets import BucketConfig
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.replication import Replication, Replications
 
@@ -32,6 +32,8 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     """Looks up local rows in the order of arrival, into a flat buffer of rows in that order.
 
     Args:
+        rank: of these tables.
+        buckets: all buckets of the module; those without tables on this rank are asked for nothing.
         frozen: names of tables that are looked up, but not trained.
         replicate: makes what replicates rows of the buckets; nothing does if None.
         **kwargs: those of ``GroupedPooledEmbeddingsLookup``.
@@ -41,10 +43,17 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     """
 
     def __init__(
-        self, *, frozen: Collection[str] = (), replicate: Replicate | None = None, **kwargs: Any
+        self,
+        *,
+        rank: int,
+        buckets: Sequence[BucketConfig],
+        frozen: Collection[str] = (),
+        replicate: Replicate | None = None,
+        **kwargs: Any,
     ) -> None:
         self._frozen = frozenset(frozen)  # the kernels are made by the next line
-        super().__init__(**kwargs)
+        self._buckets = {id(bucket.per_rank[rank]): bucket for bucket in buckets}
+        super().__init__(grouped_configs=[b.per_rank[rank] for b in buckets], **kwargs)
         self.replication = Replications([] if replicate is None else replicate(self.kernels))
 
     @property
@@ -72,8 +81,10 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         pg: dist.ProcessGroup | None,
         *_: Any,
     ) -> BaseEmbedding:
-        frozen = config.embedding_tables[0].name in self._frozen
-        return BucketKernel(config, pg, device, frozen)
+        whole = self._buckets[id(config)].config
+        first = whole.embedding_tables[0]
+        frozen = first.name in self._frozen
+        return BucketKernel(config, first.local_cols, first.compute_kernel, pg, device, frozen)
 
     def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:
         with stage("lookup"):
@@ -81,32 +92,24 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     def _look_up(self, sparse_features: ReceivedRows) -> torch.Tensor:
         context = sparse_features.context
-        counts = context.counts_in
         if context.replicas is not None:
             context.replicas.enter()
-        rows_per_bucket = bucket_major(sparse_features.rows_R, counts)
-        looked_up = self.replication.look_up(rows_per_bucket)
+        asked = sparse_features.asked()
+        looked_up = self.replication.look_up(asked)
         if looked_up is None:
             looked_up = [
-                kernel(rows_R)
-                for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True)
+                kernel(bucket.rows_R, bucket.offsets_U1, bucket.weights_R)
+                for kernel, bucket in zip(self._emb_modules, asked, strict=True)
             ]
         elements = [
-            [n * rows_RD.size(1) for n, rows_RD in zip(row, looked_up, strict=True)]
-            for row in counts
+            [n * rows_UD.size(1) for n, rows_UD in zip(row, looked_up, strict=True)]
+            for row in context.counts_in
         ]
-        return rank_major([rows_RD.view(-1) for rows_RD in looked_up], elements)
+        return rank_major([rows_UD.view(-1) for rows_UD in looked_up], elements)
 
     def prefetch(
         self, sparse_features: ReceivedRows, forward_stream: torch.Stream | None = None
     ) -> None:
         """Brings rows of host memory into the device's cache ahead of the lookup."""
-        rows_per_bucket = bucket_major(sparse_features.rows_R, sparse_features.context.counts_in)
-        for kernel, rows_R in zip(self._emb_modules, rows_per_bucket, strict=True):
-            location = kernel.emb_module.embedding_specs[0][2]
-            if location == EmbeddingLocation.MANAGED_CACHING:
-                kernel.emb_module.prefetch(
-                    indices=rows_R,
-                    offsets=kernel.one_id_per_bag(rows_R.numel()),
-                    forward_stream=forward_stream,
-                )
+        for kernel, bucket in zip(self._emb_modules, sparse_features.asked(), strict=True):
+            kernel.prefetch(bucket.rows_R, bucket.offsets_U1, forward_stream)

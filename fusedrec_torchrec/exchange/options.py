@@ -1,12 +1,12 @@
 """The settings of the fused exchange that a user can choose."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 
 from fusedrec_torchrec.codecs.options import Codecs
+from fusedrec_torchrec.core.config import OwnWords, section
 
 __all__ = ["ExchangeOptions", "InputDist"]
 
@@ -16,7 +16,7 @@ ExtraFeatures = Literal["error", "ignore"]
 EXTRA_FEATURES: tuple[ExtraFeatures, ...] = get_args(ExtraFeatures)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class ExchangeOptions:
     """Says how ids, rows and gradients travel, and what is accepted as input.
 
@@ -37,16 +37,14 @@ class ExchangeOptions:
         table_codecs: the same for single tables, by name.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # as part of a YAML file
-
     # What is allowed is checked below, in the same words for Python and for files.
     input_dist: Annotated[InputDist, SkipValidation] = "single_shot"
-    hash_ids: bool | Sequence[str] = False
+    hash_ids: OwnWords[bool | Sequence[str]] = False
     hash_seed: int = 0
     extra_features: Annotated[ExtraFeatures, SkipValidation] = "error"
     capacity_slack: float = 0.125
     codecs: Codecs | None = None
-    table_codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    table_codecs: Mapping[str, Codecs] = Field(default={})
 
     def __post_init__(self) -> None:
         if self.input_dist not in INPUT_DISTS:

@@ -10,10 +10,9 @@ from torchrec.distributed.types import Awaitable
 from fusedrec_torchrec.core.all_ranks import raise_bad_input
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.capacity import Capacity
+from fusedrec_torchrec.exchange.cargo import Cargo
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
-from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.replication import Replications
-from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.statuses import END_OF_DATA, describe_uneven, is_uneven
 
 __all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch"]
@@ -47,14 +46,14 @@ class IdExchange:
     Attributes:
         pg: the ranks that tables are sharded over.
         everyone: all ranks that must hear of bad input; ``pg`` if None.
-        layout: where rows live.
+        ranks: how many these are.
         capacity: the room of messages.
         replication: rows that live on several ranks.
     """
 
     pg: dist.ProcessGroup
     everyone: dist.ProcessGroup | None
-    layout: ExchangeLayout
+    ranks: int
     capacity: Capacity
     replication: Replications
 
@@ -65,7 +64,7 @@ class OutgoingBatch:
     Args:
         exchange: of its module.
         context: what this rank remembers of it.
-        routed: where its unique keys go.
+        cargo: what it sends.
         notes: what else there is to know about it.
         reports: all that may be wrong with it.
     """
@@ -74,13 +73,13 @@ class OutgoingBatch:
         self,
         exchange: IdExchange,
         context: FusedShardingContext,
-        routed: Route,
+        cargo: Cargo,
         notes: BatchNotes,
         reports: Sequence[Report],
     ) -> None:
         self.exchange = exchange
         self.context = context
-        self.routed = routed
+        self.cargo = cargo
         self._notes = notes
         self._reports = reports
         bad = [report for report, _ in reports]
@@ -88,11 +87,6 @@ class OutgoingBatch:
         if notes.end_of_data:
             self.status = torch.full_like(self.status, END_OF_DATA, dtype=torch.int32)
         self.stale = exchange.replication.is_stale()
-
-    @property
-    def replica_counts_K(self) -> torch.Tensor:
-        """Replicated rows of each bucket; of no bucket if no rows are replicated."""
-        return self.routed.counts_KO[:, self.exchange.layout.world_size :].flatten()
 
     def arrived(
         self,
@@ -104,14 +98,15 @@ class OutgoingBatch:
         """Takes what all ranks know now.
 
         Args:
-            counts_out: [owner][bucket] rows of the batch.
-            replica_counts: [rank][bucket] replicated rows of the ranks' batches.
+            counts_out: [owner][bucket] units of the batch.
+            replica_counts: [rank][bucket whose rows travel] replicated rows of the ranks' batches.
             stale: whether replicas must be loaded anew.
-            needs_owners: whether any rank's batch has rows that are not replicated.
+            needs_owners: whether any rank's batch asks owners for anything.
         """
         self.context.counts_out = counts_out
         if self.context.replicas is not None:
-            places = self.routed.places(counts_out)
+            assert self.cargo.rows is not None
+            places = self.cargo.rows.places(counts_out)
             rows = sum(map(sum, counts_out))
             self.context.replicas.routed(places, replica_counts, stale, rows, needs_owners)
 
@@ -119,7 +114,7 @@ class OutgoingBatch:
         """Raises on all ranks that hear of bad input; ranks are numbered within them."""
         message = next((describe() for bad, describe in self._reports if bool(bad)), None)
         group = self.exchange.everyone or self.exchange.pg
-        raise_bad_input(group, failed, message, self.routed.counts_KO.device)
+        raise_bad_input(group, failed, message, self.cargo.counts_KO.device)
 
     def check_end_of_data(self, statuses: list[int]) -> None:
         """Refuses a step that only some ranks have a batch for.

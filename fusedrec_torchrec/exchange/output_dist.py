@@ -20,7 +20,6 @@ from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.context import FusedShardingContext
-from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.replication import BatchReplicas
 
@@ -193,18 +192,24 @@ class _Wait(Function):
 
 
 class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torch.Tensor]):
-    """Owner's rows to the requester's output."""
+    """Owner's rows to the requester's output.
+
+    Args:
+        pg: the process group.
+        dims: columns of each bucket's rows.
+        wires: codecs of rows and of gradients; None if they travel as they are.
+    """
 
     def __init__(
         self,
         pg: dist.ProcessGroup,
-        layout: ExchangeLayout,
+        dims: list[int],
         wires: tuple[Wire, Wire] | None = None,
     ) -> None:
         super().__init__()
         self._pg = pg
         self.wires = wires
-        self._dims = [bucket.dim for bucket in layout.buckets]
+        self._dims = dims
         self._row_buffers = Buffers()
 
     def forward(
@@ -244,11 +249,10 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
     def _receive_and_pool(self) -> torch.Tensor:
         context = self._context
         flat = _Wait.apply(self._launched, self._exchange)
-        weights = (
-            [None] * len(self._dims)
-            if context.weights_N is None
-            else list(context.weights_N.split(context.ids_per_bucket))
-        )
+        weights: list[torch.Tensor | None] = [None] * len(self._dims)
+        if context.weights_N is not None:  # those of bags that owners pool have gone there
+            own = context.weights_N.split(context.ids_per_bucket)
+            weights[: len(own)] = own
         output = pool(
             flat,
             context.counts_out,

@@ -1,7 +1,8 @@
 """Received rows to output, and output gradients back to one gradient per unique row.
 
 Forward gathers rows by bag and sums them; backward is the transposed sum: gradients are summed
-per unique row on the requester before they travel.
+per unique row on the requester before they travel.  Bags that owners have pooled are rows here, one
+for each; distinct bags that this rank pools are pooled once and copied.
 
 On CPU both are C++ loops (``native``) from the buffer that came over the wire straight into the
 output's columns and back, for all buckets.  Without them, and on CUDA, each bucket's rows are
@@ -56,28 +57,42 @@ def pool(
         None if weight_N is None else each.in_bag_order(weight_N)
         for weight_N, each in zip(weights, bags, strict=True)
     ]
-    side_by_side = all(each.width for each in bags)
+    outputs_of = [each.output for each in bags]
+    side_by_side = all(each.width for each in outputs_of)
     if flat.dtype == torch.float32 and native.available_on(flat.device):
         rows = _FlatRows(counts, dims)
         out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, take_scale, *weights)
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
-            _Pool.apply(rows.view(-1, dim), weight_N, each, buffers)
+            _pool(rows.view(-1, dim), weight_N, each, buffers)
             for rows, dim, weight_N, each in zip(
                 bucket_major(flat, sizes), dims, weights, bags, strict=True
             )
         ]
+        outputs = [
+            output if each.copies is None else _pool(output, None, each.copies, buffers)
+            for output, each in zip(outputs, bags, strict=True)
+        ]
         if side_by_side:
             outputs = [
                 output.view(-1, each.width * dim)
-                for output, dim, each in zip(outputs, dims, bags, strict=True)
+                for output, dim, each in zip(outputs, dims, outputs_of, strict=True)
             ]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         out = torch.cat([output.flatten() for output in outputs])
     if not side_by_side and len(set(dims)) == 1:
         return out.view(-1, dims[0])
     return out
+
+
+def _pool(
+    rows_UD: torch.Tensor, weights_N: torch.Tensor | None, bags: Bags, buffers: Buffers
+) -> torch.Tensor:
+    pooled: torch.Tensor = _Pool.apply(
+        rows_UD, weights_N, bags.with_offsets(rows_UD.size(0)), buffers
+    )
+    return pooled
 
 
 class _FlatRows:
@@ -117,21 +132,29 @@ class _NativePool(Function):
         ctx.rows, ctx.bags, ctx.buffers, ctx.take_scale = rows, bags, buffers, take_scale
         ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[5:]) else None)
         with stage("pooling"):
-            side_by_side = all(each.width for each in bags)
+            outputs = [each.output for each in bags]
+            side_by_side = all(each.width for each in outputs)
             columns = [
                 dim * (each.width if side_by_side else each.num_bags)
-                for each, dim in zip(bags, rows.dims, strict=True)
+                for each, dim in zip(outputs, rows.dims, strict=True)
             ]
             shape: tuple[int, ...] = (sum(columns),)
             if side_by_side:
-                shape = (bags[0].num_bags // bags[0].width, *shape)
+                shape = (outputs[0].num_bags // outputs[0].width, *shape)
             out = buffers.take("output", shape, flat.dtype, flat.device)
             lines = out if side_by_side else out.view(1, -1)
-            for k, (matrix, width, column) in enumerate(_places(lines, rows.dims, bags)):
+            for k, (matrix, width, column) in enumerate(_places(lines, rows.dims, outputs)):
+                source, addresses, ids = flat, rows.addresses[k], _ids(bags[k], weights[k])
+                copies = bags[k].copies
+                if copies is not None:
+                    distinct = _distinct(buffers, "distinct bags", bags[k], rows.dims[k], flat)
+                    torch.ops.fusedrec.bag_sums(
+                        source, addresses, rows.dims[k], *ids, 1, 0, distinct
+                    )
+                    source, addresses, ids = distinct.view(-1), None, _ids(copies, None)
                 torch.ops.fusedrec.bag_sums(
-                    flat, rows.addresses[k], rows.dims[k], *_ids(bags[k], weights[k]),
-                    width, column, matrix,
-                )  # fmt: skip
+                    source, addresses, rows.dims[k], *ids, width, column, matrix
+                )
             return out
 
     @staticmethod
@@ -143,7 +166,7 @@ class _NativePool(Function):
             gradient = gradient if gradient.dim() == 2 else gradient.view(1, -1)
             if gradient.stride(1) != 1:  # as an expanded one
                 gradient = gradient.contiguous()
-            places = list(_places(gradient, rows.dims, bags))
+            places = list(_places(gradient, rows.dims, [each.output for each in bags]))
             flat_gradient = None
             if ctx.needs_input_grad[0]:
                 flat_gradient = ctx.buffers.take(
@@ -151,9 +174,17 @@ class _NativePool(Function):
                 )
                 scale = ctx.take_scale()
                 for k, (matrix, width, column) in enumerate(places):
+                    copies, dim = bags[k].copies, rows.dims[k]
+                    if copies is not None:
+                        distinct = _distinct(ctx.buffers, "bag gradients", bags[k], dim, gradient)
+                        torch.ops.fusedrec.row_sums(
+                            matrix, width, column, *_ids(copies, None),
+                            None, distinct.size(0), dim, 1.0, distinct.view(-1),
+                        )  # fmt: skip
+                        matrix, width, column = distinct, 1, 0
                     torch.ops.fusedrec.row_sums(
                         matrix, width, column, *_ids(bags[k], weights[k]),
-                        rows.addresses[k], rows.rows[k], rows.dims[k], scale, flat_gradient,
+                        rows.addresses[k], rows.rows[k], dim, scale, flat_gradient,
                     )  # fmt: skip
             weight_gradients = [
                 _weights_backward(
@@ -166,6 +197,13 @@ class _NativePool(Function):
                 )
             ]
         return flat_gradient, None, None, None, None, *weight_gradients
+
+
+def _distinct(
+    buffers: Buffers, name: str, bags: Bags, dim: int, like: torch.Tensor
+) -> torch.Tensor:
+    """Returns a buffer for one row of each distinct bag."""
+    return buffers.take(name, (bags.num_bags, dim), like.dtype, like.device)
 
 
 def _places(

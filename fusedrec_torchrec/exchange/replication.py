@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torchrec.streamable import Multistreamable
 
+from fusedrec_torchrec.exchange.asked import Asked
+
 __all__ = ["BatchReplicas", "ReplicaIndex", "Replication", "Replications"]
 
 
@@ -98,8 +100,8 @@ class Replication:
     def forget(self) -> None:
         """Forgets what was counted, after an error that all ranks have raised in the same step."""
 
-    def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Looks up rows of each bucket whose updates are shared; None if none are."""
+    def look_up(self, asked: Sequence[Asked]) -> list[torch.Tensor] | None:
+        """Looks up what is asked of each bucket whose updates are shared; None if none are."""
         return None
 
     def flush(self) -> None:
@@ -155,10 +157,10 @@ class Replications:
         """Takes the unique keys of a batch of training; None if this rank has no batch."""
         self._answers.count(keys_U)
 
-    def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Looks up rows of each bucket whose updates are shared; None if none are."""
+    def look_up(self, asked: Sequence[Asked]) -> list[torch.Tensor] | None:
+        """Looks up what is asked of each bucket whose updates are shared; None if none are."""
         for part in self.members:
-            looked_up = part.look_up(rows)
+            looked_up = part.look_up(asked)
             if looked_up is not None:
                 return looked_up
         return None

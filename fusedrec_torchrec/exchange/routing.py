@@ -9,11 +9,13 @@ The keys of replicated rows go nowhere: their part has its place among the other
 Shape suffixes as in ``layout``; N ids, U unique keys.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.dedup import Unique
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
@@ -49,45 +51,33 @@ class Route:
         """Returns the places of each bucket's replica that are asked for, int32.
 
         Args:
-            counts_OK: ``counts_KO`` on the host, owner by owner.
+            counts_OK: ``counts_KO`` on the host, owner by owner; other buckets may follow.
         """
         places, end = [], 0
-        for k, counts_O in enumerate(zip(*counts_OK, strict=True)):
+        own_OK = (counts_K[: len(self.counts_KO)] for counts_K in counts_OK)
+        for k, counts_O in enumerate(zip(*own_OK, strict=True)):
             end += sum(counts_O)
             keys = self._keys_U[end - counts_O[-1] : end]
             places.append((keys - self._part_starts_P1[(k + 1) * len(counts_O) - 1]).int())
         return places
 
-    def pack(self, flat: torch.Tensor, header: int) -> None:
-        """Writes the local rows into messages to their owners.
+    def write(self, words: torch.Tensor, starts_W: Sequence[int]) -> None:
+        """Writes the local rows for each rank, from its start on.
 
         Args:
-            flat: int32, as many messages of one length as there are ranks, and a spare element.
-            header: elements at the beginning of a message that stay free.  If an owner's rows do
-                not fit behind them, the content of all messages, headers included, is undefined.
+            words: int32, with a spare element at the end.
+            starts_W: for each rank.  If rows of a rank run over those of the next one, the content
+                of all words is undefined.
         """
-        ranks = self._ranks
-        width = (flat.numel() - 1) // ranks
         if self._native:
-            messages = flat[: ranks * width].view(ranks, width)
-            torch.ops.fusedrec.pack(
-                self._keys_U, self.counts_KO, self._part_starts_P1, header, messages
+            torch.ops.fusedrec.pack_rows(
+                self._keys_U, self.counts_KO, self._part_starts_P1, list(starts_W), words
             )
             return
-        rows_start_W = torch.arange(ranks, device=flat.device) * width + header
-        starts_KW = rows_start_W + self.counts_KW.cumsum(0) - self.counts_KW
-        flat.scatter_(0, self._positions(starts_KW, behind=ranks * width), self.local_rows_U)
-
-    def wire_order(self) -> torch.Tensor:
-        """Returns the local rows, owner after owner."""
-        if len(self.counts_KO) == 1:
-            return self.local_rows_U  # behind the ranks' rows those of the replica
-        counts_WK = self.counts_KW.t().reshape(-1)
-        starts_WK = (counts_WK.cumsum(0) - counts_WK).view(self.counts_KW.t().shape)
-        keys = self._keys_U.numel()
-        ordered = self.local_rows_U.new_empty(keys + 1)
-        ordered.scatter_(0, self._positions(starts_WK.t(), behind=keys), self.local_rows_U)
-        return ordered[:-1]
+        start_W = to_device(starts_W, words.device)
+        starts_KW = start_W + self.counts_KW.cumsum(0) - self.counts_KW
+        behind = words.numel() - 1
+        words.scatter_(0, self._positions(starts_KW, behind), self.local_rows_U)
 
     def _positions(self, starts_KW: torch.Tensor, behind: int) -> torch.Tensor:
         """Returns where each unique key goes if the keys of a part go to consecutive positions.

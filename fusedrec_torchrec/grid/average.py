@@ -167,7 +167,7 @@ class Average:
         rows_of_ranks = messages[:, :header].tolist()
         totals = [sum(row) for row in rows_of_ranks]
         if self._whole_is_less(rows_of_ranks):
-            self._capacity.current = 0  # a header is all it takes to find out again
+            self._capacity.clear()  # a header is all it takes to find out again
             return None
         self._capacity.update(max(self._capacity.wanted(total) for total in totals))
         if max(totals) > capacity:
@@ -181,10 +181,10 @@ class Average:
         return distinct(torch.cat(numbers), self._rows)
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
-        found = own.new_empty(self._pg.size() * own.numel())
+        gathered = own.new_empty(self._pg.size() * own.numel())
         with waiting(self._pg, "2D sync"):
-            dist.all_gather_single(found, own, group=self._pg)
-        return found.view(self._pg.size(), -1)
+            dist.all_gather_single(gathered, own, group=self._pg)
+        return gathered.view(self._pg.size(), -1)
 
     def _whole_is_less(self, rows_of_ranks: Sequence[Sequence[int]]) -> bool:
         """Returns whether rows and their numbers are more bytes than whole shards."""
@@ -235,8 +235,8 @@ class Average:
             of_block = []
             for t in block.tensors:
                 size = place.numel() * t.size(1)
-                part = flats[t.dtype][used[t.dtype] : used[t.dtype] + size]
-                of_block.append(part.view(place.numel(), t.size(1)))
+                elements = flats[t.dtype][used[t.dtype] : used[t.dtype] + size]
+                of_block.append(elements.view(place.numel(), t.size(1)))
                 used[t.dtype] += size
             views.append(of_block)
         return views

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
-from fusedrec_torchrec.compat.bucket_table import BucketKernel
+from fusedrec_torchrec.compat.bucket_table import BucketKernel, OptimizerSettings
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.replication import Replication
-from fusedrec_torchrec.replicas.replica import Replica, Settings, check_replicable
+from fusedrec_torchrec.replicas.replica import Replica, check_replicable
 from fusedrec_torchrec.replicas.sync import GradientSync
 
 __all__ = ["SharedUpdates"]
@@ -34,21 +35,21 @@ class WholeTable(Replica):
     _made_for: object = None  # settings that the update was made for, but for the learning rate
 
     def __init__(self, kernel: BucketKernel) -> None:
-        rows = sum(spec[0] for spec in kernel.table.embedding_specs)
-        super().__init__(kernel, kernel.table, rows)
+        super().__init__(kernel, kernel.table, kernel.table.rows)
 
-    def update(self, places: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+    def update(
+        self, places: torch.Tensor, gradients: torch.Tensor, settings: OptimizerSettings
+    ) -> None:
         """Does one step of the optimizer, with its settings as of the backward pass.
 
         The table may have others by now, of the next step, and gets them back.
         """
         now = self.settings()
-        self._settings = now if self._made_for == now[1] else None
+        self._settings = now if self._made_for == now.others else None
         super().update(places, gradients, settings)
-        self._made_for = settings[1]
+        self._made_for = settings.others
         if now != settings:
-            self.kernel.table.set_learning_rate(now[0])
-            self.kernel.table.optimizer_args = now[1]
+            self.kernel.table.optimizer_settings = now
 
 
 @dataclass
@@ -56,12 +57,15 @@ class _Lookup:
     """A lookup that waits for its gradients.
 
     Attributes:
+        asked: of each bucket.
         rows: of each bucket, each once unless the optimizer clips.
-        inverse: of each bucket, where each row of the lookup is among them; None if in its place.
+        inverse: of each bucket, where each row that is asked for is among them; None if in its
+            place.
         counts: [replica][bucket] of ``rows``, on their way.
         work: to wait for them.
     """
 
+    asked: Sequence[Asked]
     rows: list[torch.Tensor]
     inverse: list[torch.Tensor | None]
     counts: torch.Tensor
@@ -124,45 +128,50 @@ class SharedUpdates(Replication):
             return
         coded.load_thresholds(states)
         for k, left in enumerate(coded.left):
-            found = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
-            if own and found and found[0].shape == left.shape:
-                left.copy_(found[0])
+            left_before = [s[f"{k}.left"] for s in states if f"{k}.left" in s]
+            if own and left_before and left_before[0].shape == left.shape:
+                left.copy_(left_before[0])
             else:
                 left.zero_()
-                if found:
+                if left_before:
                     logger.warning(
                         "what codecs had left of gradients between groups is lost: the tables are "
                         "sharded in another way than in the checkpoint"
                     )
 
-    def look_up(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Looks rows up, [rows, columns] of each bucket, and shares their update."""
+    def look_up(self, asked: Sequence[Asked]) -> list[torch.Tensor]:
+        """Looks up what is asked of each bucket, [units, columns], and shares the update."""
         self.finish()
         if not torch.is_grad_enabled():
-            return [kernel(rows_R) for kernel, rows_R in zip(self._kernels, rows, strict=True)]
-        lookup = self._begin(rows)
-        return list(_LookUp.apply(self._anchor, self, lookup, *rows))
+            return self.values(asked)
+        return list(_LookUp.apply(self._anchor, self, self._begin(asked)))
 
-    def _begin(self, rows: Sequence[torch.Tensor]) -> _Lookup:
+    def _begin(self, asked: Sequence[Asked]) -> _Lookup:
         """Tells the other groups how many rows will get gradients."""
         distinct: list[torch.Tensor] = []
         inverse: list[torch.Tensor | None] = []
-        for rows_R, replica in zip(rows, self._replicas, strict=True):
-            if self._duplicates and not replica.clips:
-                rows_U, inverse_R = rows_R.unique(return_inverse=True)
+        for bucket, replica in zip(asked, self._replicas, strict=True):
+            # The same row can be in several bags of one rank.
+            duplicates = self._duplicates or bucket.offsets_U1 is not None
+            if duplicates and not replica.clips:
+                rows_U, inverse_R = bucket.rows_R.unique(return_inverse=True)
                 distinct.append(rows_U)
                 inverse.append(inverse_R)
             else:
-                distinct.append(rows_R)
+                distinct.append(bucket.rows_R)
                 inverse.append(None)
-        own = to_device([each.numel() for each in distinct], rows[0].device)
+        own = to_device([rows.numel() for rows in distinct], asked[0].rows_R.device)
         counts = own.new_empty(self._pg.size() * own.numel())
         work = dist.all_gather_single(counts, own, group=self._pg, async_op=True)
-        return _Lookup(distinct, inverse, counts, work)
+        return _Lookup(asked, distinct, inverse, counts, work)
 
-    def values(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def values(self, asked: Sequence[Asked]) -> list[torch.Tensor]:
+        """Looks up without a gradient."""
         with torch.no_grad():
-            return [kernel(rows_R) for kernel, rows_R in zip(self._kernels, rows, strict=True)]
+            return [
+                kernel(bucket.rows_R, bucket.offsets_U1, bucket.weights_R)
+                for kernel, bucket in zip(self._kernels, asked, strict=True)
+            ]
 
     def send(self, lookup: _Lookup, gradients: Sequence[torch.Tensor]) -> None:
         """Starts the sync of a lookup's gradients."""
@@ -171,6 +180,10 @@ class SharedUpdates(Replication):
             lookup.work = None
         # Groups divide by the number of their ranks; the mean is over all ranks.
         factor = 1 / self._pg.size() if get_gradient_division() else 1.0
+        gradients = [
+            bucket.row_gradients(gradient)
+            for bucket, gradient in zip(lookup.asked, gradients, strict=True)
+        ]
         summed = [
             gradient.contiguous() * factor
             if inverse is None
@@ -192,12 +205,11 @@ class _LookUp(torch.autograd.Function):
         anchor: torch.Tensor,
         shared: SharedUpdates,
         lookup: _Lookup,
-        *rows: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.shared, ctx.lookup = shared, lookup
-        return tuple(shared.values(rows))
+        return tuple(shared.values(lookup.asked))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
         ctx.shared.send(ctx.lookup, gradients)
-        return (None,) * (3 + len(gradients))
+        return (None,) * 3

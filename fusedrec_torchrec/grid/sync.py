@@ -59,10 +59,10 @@ class SharedGradients(Replicas):
     def __init__(self, model: nn.Module, groups: Groups) -> None:
         lookups = [lookup for lookup in lookups_of(model) if isinstance(lookup, FusedLookup)]
         self._updates = [
-            part
+            replication
             for lookup in lookups
-            for part in lookup.replication.members
-            if isinstance(part, SharedUpdates)
+            for replication in lookup.replication.members
+            if isinstance(replication, SharedUpdates)
         ]
         tables = [TableRows(table, 0, True) for table in fbgemm_tables(model)]
         begin_equal(groups.replica_pg, tables)

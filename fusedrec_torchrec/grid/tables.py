@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen as FbgemmTable,
-)
 from torch import nn
 
 from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.fbgemm_table import (
+    FbgemmTable,
+    device_of,
+    is_cached,
+    tables_of_features,
+)
 from fusedrec_torchrec.compat.lookups import lookups_of
 
 __all__ = ["Block", "TableRows", "fbgemm_tables"]
@@ -18,8 +20,8 @@ __all__ = ["Block", "TableRows", "fbgemm_tables"]
 
 def fbgemm_tables(model: nn.Module) -> list[FbgemmTable]:
     """Returns all sharded tables that are trained in backward, in the same order on all ranks."""
-    parts = (part for lookup in lookups_of(model) for part in lookup.modules())
-    tables = (part for part in parts if isinstance(part, FbgemmTable))
+    modules = (module for lookup in lookups_of(model) for module in lookup.modules())
+    tables = (module for module in modules if isinstance(module, FbgemmTable))
     return [table for table in tables if not getattr(table, "frozen", False)]
 
 
@@ -68,18 +70,14 @@ class TableRows:
         # Our buckets are one table with one feature, and ids that were checked.
         self._is_bucket = isinstance(table, BucketTable)
         starts = list(accumulate(self.row_counts, initial=0))
-        device = table.current_device
-        self._start_F = torch.tensor([starts[t] for t in table.feature_table_map], device=device)
-        self._rows_F = torch.tensor(
-            [self.row_counts[t] for t in table.feature_table_map], device=device
-        )
+        device, tables_F = device_of(table), tables_of_features(table)
+        self._start_F = torch.tensor([starts[t] for t in tables_F], device=device)
+        self._rows_F = torch.tensor([self.row_counts[t] for t in tables_F], device=device)
 
     @property
     def is_cached(self) -> bool:
         """Whether the device has a cache of rows in host memory."""
-        return any(
-            spec[2] == EmbeddingLocation.MANAGED_CACHING for spec in self.table.embedding_specs
-        )
+        return is_cached(self.table)
 
     def row_numbers(
         self,
@@ -108,7 +106,7 @@ class TableRows:
 
 
 def _floats(state: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Averages of counters and step numbers make no sense."""
+    """Returns the states that can be averaged: not counters and step numbers."""
     return tuple(t.detach() for t in state if t.is_floating_point() and t.numel())
 
 
@@ -131,11 +129,15 @@ def _blocks(first_row: int, per_table: Sequence[Sequence[torch.Tensor]]) -> Iter
         first_row += tensors[0].size(0)
 
 
-def _one_behind_another(parts: Sequence[torch.Tensor]) -> bool:
-    first = parts[0]
-    place = first.data_ptr()
-    for part in parts:
-        if part.size(1) != first.size(1) or part.data_ptr() != place or not part.is_contiguous():
+def _one_behind_another(matrices: Sequence[torch.Tensor]) -> bool:
+    first = matrices[0]
+    address = first.data_ptr()
+    for matrix in matrices:
+        if (
+            matrix.size(1) != first.size(1)
+            or matrix.data_ptr() != address
+            or not matrix.is_contiguous()
+        ):
             return False
-        place += part.nbytes
+        address += matrix.nbytes
     return True

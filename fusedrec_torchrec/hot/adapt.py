@@ -77,10 +77,10 @@ class Adaptation:
         self._counts = None
         layout = self._layout
         starts_P1 = layout.part_starts_P1.tolist()
-        parts = [k * layout.owners for k in range(len(layout.buckets))]
+        first_parts = [k * layout.owners for k in range(len(layout.buckets))]
         home_keys = []
         for k, before in enumerate(index.home_keys):
-            begin, end = starts_P1[parts[k]], starts_P1[parts[k] + layout.world_size]
+            begin, end = starts_P1[first_parts[k]], starts_P1[first_parts[k] + layout.world_size]
             inside = (keys >= begin) & (keys < end)
             home_keys.append(
                 next_home_keys(before, keys[inside], counts[inside], self._options.margin)

@@ -151,7 +151,7 @@ class _Choice:
         self._make_room(rule, tables)
 
     def _make_room(self, rule: HotRule, tables: list[int]) -> None:
-        """Places for what the rule allows, shared by the buckets as their features are."""
+        """Reserves places for what the rule allows, shared by the buckets as their features are."""
         features: dict[int, int] = {}
         for t in tables:
             k = self._bucket_of[t]
@@ -177,7 +177,7 @@ class _Choice:
         ids_R: NDArray[np.int64],
         counts_R: NDArray[np.int64],
     ) -> int:
-        """How many of the rows the cost model would replicate."""
+        """Returns how many of the rows the cost model would replicate."""
         module, options = self._tables, self._options
         owners = np.empty(len(ids_R), dtype=np.int64)
         for t in tables:

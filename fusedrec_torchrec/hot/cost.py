@@ -15,19 +15,19 @@ Rows are replicated in the order of their use, so the question is how many.  The
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.replication import chance_of_uses, cheapest, sync_bytes
+from fusedrec_torchrec.access.replication import chance_in_batch, cheapest, sync_bytes
+from fusedrec_torchrec.core.config import section
 
 __all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
 
 ID_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class CostOptions:
     """Says what the cost model assumes of machine and training.
 
@@ -39,8 +39,6 @@ class CostOptions:
         latency: seconds that a collective takes without any data.
         hidden: share of the sync's time that runs beside other work.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     batch_size: int = 2048
     all_to_all_bandwidth: float = 1e9
@@ -93,7 +91,11 @@ def seconds_of_prefixes(
         sync_every: steps from one sync of replicas to the next.
         hot_batches: whether batches without other rows skip the exchange.
     """
-    present_R = chance_of_uses(use.uses_R * options.batch_size)
+    in_table_R = use.uses_per_table[use.table_R]
+    shares_R = np.divide(
+        use.uses_R, in_table_R, out=np.zeros(len(use.uses_R)), where=in_table_R > 0
+    )
+    present_R = chance_in_batch(shares_R, in_table_R * options.batch_size)
     away = (ranks - 1) / ranks
 
     # Through the owners: fetch and gradient, and the id; the most loaded owner sets the pace.

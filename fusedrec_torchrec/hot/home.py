@@ -56,8 +56,7 @@ class Home:
         self._table.flush()
         for tensor, value in zip(self._tensors, values, strict=True):
             tensor.index_copy_(0, self.rows, value)
-        if self._table.lxu_cache_weights.numel():
-            self._table.reset_cache_states()
+        self._table.forget_cache()
         self._written = values
         self._seen = versions(self._tensors)
 
@@ -79,7 +78,7 @@ class Home:
 
     def set_newer(self, newer: list[torch.Tensor]) -> None:
         self.newer = newer
-        self._any_newer = any(bool(each.any()) for each in newer)
+        self._any_newer = any(bool(of_tensor.any()) for of_tensor in newer)
 
     def none_newer(self) -> None:
         """Makes no home count: the replicas have been loaded from them."""

@@ -1,19 +1,18 @@
 """What a user can choose about hot rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+
+from pydantic import Field
 
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.core.config import OwnWords, section
 from fusedrec_torchrec.hot.cost import CostOptions
 
 __all__ = ["AdaptOptions", "HotOptions", "HotRule"]
 
-FORBID: dict[str, str] = {"extra": "forbid"}
 
-
-@dataclass(frozen=True, kw_only=True)
+@section
 class HotRule:
     """Says which rows are hot, by exactly one of the settings.
 
@@ -25,9 +24,7 @@ class HotRule:
         cost_model: the rows that are cheaper to replicate than to exchange, by the cost model.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    ids: Sequence[int] | None = None
+    ids: OwnWords[Sequence[int] | None] = None
     top_k: int | None = None
     memory: int | None = None
     cost_model: bool = False
@@ -49,7 +46,7 @@ class HotRule:
             raise ValueError(f"memory is {self.memory}, must be at least 1 byte")
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class AdaptOptions:
     """Says how the hot set follows the data.
 
@@ -61,8 +58,6 @@ class AdaptOptions:
         decay: what counts are multiplied with after each look; 1 never forgets.
         margin: a row must be used this many times as often as the row whose place it takes.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     every: int = 256
     counters: int = 1 << 16
@@ -82,7 +77,7 @@ class AdaptOptions:
             raise ValueError(f"margin is {self.margin}, must be at least 1")
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class HotOptions:
     """Says which rows are hot, and how they are kept in sync.
 
@@ -103,23 +98,17 @@ class HotOptions:
         cost: what the cost model assumes, for a rule that asks it.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     rule: HotRule | None = None
-    tables: Mapping[str, HotRule] = field(default_factory=dict)
+    tables: Mapping[str, HotRule] = Field(default={})
     hot_set: Path | None = None
     profile: Path | None = None
     sync_every: int = 1
     hot_batches: bool = False
     adapt: AdaptOptions | None = None
     codec: CodecOptions | None = None
-    cost: CostOptions = field(default_factory=CostOptions)
+    cost: CostOptions = CostOptions()
 
     def __post_init__(self) -> None:
-        for name in ("hot_set", "profile"):
-            path = getattr(self, name)
-            if path is not None:
-                object.__setattr__(self, name, Path(path))  # a string will do, too
         if self.sync_every < 1:
             raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
         if self.rule is not None and self.rule.ids is not None:

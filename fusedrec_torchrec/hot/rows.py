@@ -37,6 +37,15 @@ class Used:
     rows: int = 0
     hot: int = 0
 
+    def add(self, rows: int, hot: int) -> None:
+        """Counts the rows of a batch."""
+        self.rows += rows
+        self.hot += hot
+
+    def reset(self) -> None:
+        """Begins to count anew."""
+        self.rows = self.hot = 0
+
 
 class HotRows(Replication):
     """Hot rows on this rank.
@@ -209,10 +218,10 @@ class HotRows(Replication):
         if coded is None:
             return {}
         self._sync.finish()
-        found = coded.thresholds()
+        state = coded.thresholds()
         for table, (k, ids, places) in self._places_of_tables().items():
-            found |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, places)}
-        return found
+            state |= {f"{table}.ids": ids, f"{table}.left": coded.left[k].index_select(0, places)}
+        return state
 
     def load(self, states: Sequence[dict[str, torch.Tensor]], own: bool) -> None:
         """Takes over the state of this rank, or shares those of others."""
@@ -235,7 +244,7 @@ class HotRows(Replication):
 
     def _places_of_tables(self) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
         """Returns by table its bucket, the ids of hot rows in ascending order, and their places."""
-        layout, found = self._layout, {}
+        layout, places_of_tables = self._layout, {}
         keys = torch.cat(self._current.home_keys)
         ids_of = layout.rows_of(keys[keys != EMPTY])
         for k, bucket in enumerate(layout.buckets):
@@ -244,8 +253,8 @@ class HotRows(Replication):
                 ids = ids_of.get(layout.tables[t].name)
                 if ids is not None:
                     at = torch.searchsorted(sorted_keys, layout.keys_of(t, ids))
-                    found[layout.tables[t].name] = k, ids, places[at].to(layout.device)
-        return found
+                    places_of_tables[layout.tables[t].name] = k, ids, places[at].to(layout.device)
+        return places_of_tables
 
     # ------------------------------------------------------------ another hot set
 
@@ -340,8 +349,7 @@ class HotBatch(BatchReplicas):
     ) -> None:
         self.places, self.counts, self.stale = places, counts, stale
         self.needs_owners = needs_owners
-        self.rows.used.rows += rows
-        self.rows.used.hot += sum(each.numel() for each in places)
+        self.rows.used.add(rows, sum(places_M.numel() for places_M in places))
 
     def enter(self) -> None:
         self.rows.enter(self)
@@ -357,10 +365,10 @@ def hot_rows_of(model: nn.Module) -> list[HotRows]:
     """Returns the hot rows of all modules of a sharded model."""
     lookups = [lookup for lookup in lookups_of(model) if isinstance(lookup, FusedLookup)]
     return [
-        part
+        replication
         for lookup in lookups
-        for part in lookup.replication.members
-        if isinstance(part, HotRows)
+        for replication in lookup.replication.members
+        if isinstance(replication, HotRows)
     ]
 
 

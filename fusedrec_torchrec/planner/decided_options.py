@@ -1,7 +1,7 @@
 """A decision of the cost model as the sharding options that TorchRec's tools read.
 
-The cost model prices a step as a whole.  Here every table gets its share of each part of the step,
-as much as it has of the part's bytes or ids, and of fixed costs as much as any other table.  Times
+The cost model prices a step as a whole.  Here every table gets its share of each stage of the step,
+as much as it has of the stage's bytes or ids, and of fixed costs as much as any other table.  Times
 of all shards are those of all ranks: a table that is on one rank has there what it costs on others.
 Memory is that of the shard's rank; outputs of a table on ranks without a shard are in no option.
 """
@@ -26,7 +26,7 @@ from fusedrec_torchrec.planner.cost.memory import (
     replica_bytes,
     table_bytes_W,
 )
-from fusedrec_torchrec.planner.cost.step import HotUse, Part
+from fusedrec_torchrec.planner.cost.step import HotUse, Stage
 from fusedrec_torchrec.planner.fit_tables import configs_of
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
@@ -37,7 +37,7 @@ __all__ = ["decided_options"]
 KINDS = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "input_dist_comms")
 INPUT_DIST = ("counts", "splits", "lengths", "ids")
 BACKWARD = ("pooling_backward", "gradients", "update", "bag_update", "update_on_host")
-SYNC = ("hot_sync", "sync_")  # how parts begin that follow the backward pass
+SYNC = ("hot_sync", "sync_")  # how stages begin that follow the backward pass
 BY_SHARD = ("table_wise", "column_wise", *OWNER_POOLED)  # whose shards TorchRec places one by one
 MILLISECOND = 1e-3  # TorchRec's unit of time
 Floats = NDArray[np.float64]
@@ -124,32 +124,32 @@ def _perf(decision: Decision) -> list[dict[str, Floats]]:
     cluster = decision.cluster
     perf = [{kind: np.zeros(decision.groups.size) for kind in KINDS} for _ in decision.tables]
     for step, places in zip(decision.steps, decision.places_of_steps, strict=True):
-        alone = [{part.name: part for part in decision.alone(t).steps[0].parts} for t in places]
+        alone = [{stage.name: stage for stage in decision.alone(t).steps[0].stages} for t in places]
         rates = step.rates(cluster)
         for t in places:
             perf[t]["fwd_compute"] += step.overhead(cluster) / len(places) / MILLISECOND
-        for part in step.parts:
+        for stage in step.stages:
             amount_TW = np.stack(
-                [p[part.name].amount_W if part.name in p else 0 * part.amount_W for p in alone]
+                [p[stage.name].amount_W if stage.name in p else 0 * stage.amount_W for p in alone]
             )
             total_W = amount_TW.sum(0)
             even = np.full_like(amount_TW, 1 / len(places))
             shares_TW = np.divide(amount_TW, total_W, out=even, where=total_W > 0)
-            spent_TW = shares_TW * part.seconds_W(cluster, rates) / MILLISECOND
+            spent_TW = shares_TW * stage.seconds_W(cluster, rates) / MILLISECOND
             for t, spent_W in zip(places, spent_TW, strict=True):
                 own = list(decision.owners[t])
                 if own:
-                    perf[t][_kind(part)][own] += spent_W.sum() / len(own)
+                    perf[t][_kind(stage)][own] += spent_W.sum() / len(own)
                 else:
-                    perf[t][_kind(part)] += spent_W
+                    perf[t][_kind(stage)] += spent_W
     return perf
 
 
-def _kind(part: Part) -> str:
-    """Returns what TorchRec calls a part of a step."""
-    backward = part.name in BACKWARD or part.name.startswith(SYNC)
-    if not part.is_collective:
+def _kind(stage: Stage) -> str:
+    """Returns what TorchRec calls a stage of a step."""
+    backward = stage.name in BACKWARD or stage.name.startswith(SYNC)
+    if not stage.is_collective:
         return "bwd_compute" if backward else "fwd_compute"
-    if part.name in INPUT_DIST:
+    if stage.name in INPUT_DIST:
         return "input_dist_comms"
     return "bwd_comms" if backward else "fwd_comms"

@@ -87,7 +87,7 @@ class FusedPerfEstimator(ShardEstimator):
         ranges = np.cumsum([0, *(shard.size[0] for shard in option.shards)])
         step = fused_step([load], 1, ranks, [ranges])
         lookup_W, rows_W = (
-            next(part.amount_W for part in step.parts if part.name == name).tolist()
+            next(stage.amount_W for stage in step.stages if stage.name == name).tolist()
             for name in ("lookup", "rows")
         )
         for shard, lookup, rows in zip(option.shards, lookup_W, rows_W, strict=True):
@@ -109,7 +109,7 @@ class FusedPerfEstimator(ShardEstimator):
         """Estimates a table that its owners pool; what requesters do is the same on all ranks."""
         owners, ranks = len(option.shards), self._topology.world_size
         step = fused_step([load], 1, ranks, exact_counts=True, owners=[range(owners)])
-        amounts = {part.name: float(part.amount_W[0]) for part in step.parts}
+        amounts = {stage.name: float(stage.amount_W[0]) for stage in step.stages}
         bags, element = load.distinct_bags(1), load.element_bytes / NUMBER_BYTES
         words = bags.bags + bags.ids * (2 if load.weighted else 1)
         written = ranks * bags.bags * load.dim / owners * load.element_bytes

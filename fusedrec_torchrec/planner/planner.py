@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
@@ -28,6 +28,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.distributed.utils import get_device_type
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.decided_options import decided_options
@@ -111,7 +112,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         self._selected: list[ShardingOption] = []
         topology = _topology(topology, sharding_group_size, cluster)
         given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
-        self._torchrec_searches = any(part is not None for part in given)
+        self._torchrec_searches = any(component is not None for component in given)
         self._reserves = storage_reservation is not None
         self._parts: dict[str, Any] = {
             "enumerator": enumerator,
@@ -319,8 +320,10 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 f"cluster.ranks is {cluster.ranks}, must be the ranks of the process group, "
                 f"{pg.size()}"
             )
-        plan, error = invoke_on_rank_and_broadcast_result(
-            pg, 0, self._plan_or_error, module, sharders or fused_sharders()
+        # Not by TorchRec's invoke_on_rank_and_broadcast_result: in 1.8 it broadcasts from a rank of
+        # the world, so that it needs a group with rank 0.
+        plan, error = on_first_rank(
+            partial(self._plan_or_error, module, sharders or fused_sharders()), pg
         )
         if error is not None:
             raise error
@@ -337,7 +340,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
 
 
 class _Planned(NamedTuple):
-    """The last plan and what it is for."""
+    """Holds the last plan and what it is for."""
 
     module: nn.Module
     sharders: list[ModuleSharder[nn.Module]]
@@ -346,7 +349,7 @@ class _Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class _CostModel:
-    """What the cost model is given, in the planner's words."""
+    """Holds what the cost model is given, in the planner's words."""
 
     cluster: ClusterConfig | None
     search: SearchConfig | None

@@ -19,7 +19,7 @@ from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, rep
 from fusedrec_torchrec.planner.cost.step import (
     STOCK_ID_BYTES,
     HotUse,
-    Part,
+    Stage,
     Step,
     fused_step,
     stock_step,
@@ -42,7 +42,7 @@ SYSTEMS = (
     "fused + hot rows",
     "fused + 2D",
 )
-OWNER_PARTS = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
+OWNER_STAGES = ("lookup", "rows", "gradients", "update", "lookup_on_host", "update_on_host")
 ALL_IDS = "rows of all ids"
 NARROW = 32  # columns of the narrowest column shards
 
@@ -115,7 +115,7 @@ class _Run:
     busiest: float
     groups: int = 1
     hot: HotUse | None = None
-    scaled: tuple[str, ...] = OWNER_PARTS  # parts whose busiest rank is that of sampled batches
+    scaled: tuple[str, ...] = OWNER_STAGES  # stages whose busiest rank is that of sampled batches
 
 
 class _OneSize:
@@ -152,10 +152,10 @@ class _OneSize:
             return None
         rates = run.step.rates(self._cluster)
         total = run.step.overhead(self._cluster)
-        for part in run.step.parts:
-            if part.name in run.scaled:
-                part = replace(part, amount_W=part.amount_W.mean(keepdims=True) * run.busiest)
-            total += part.seconds(self._cluster, rates)
+        for stage in run.step.stages:
+            if stage.name in run.scaled:
+                stage = replace(stage, amount_W=stage.amount_W.mean(keepdims=True) * run.busiest)
+            total += stage.seconds(self._cluster, rates)
         dense = self._planning.config.dense
         reduced = self._cluster.all_reduce(dense.gradients_mb * MB) if dense.gradients_mb else 0.0
         return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)
@@ -191,13 +191,13 @@ class _OneSize:
                 yield _Run(step, "column_wise", 1.0, scaled=())
             for how, whole in (("table_wise", tables), (f"columns of {NARROW}", narrow)):
                 step = stock_step("table_wise", whole, batch, ranks)
-                step.tables = len(tables)
-                work = next(p for p in step.parts if p.name == "lookup").amount_W
+                step = replace(step, tables=len(tables))
+                work = next(stage for stage in step.stages if stage.name == "lookup").amount_W
                 busiest = float(work.max() / max(work.mean(), 1e-30))
                 yield _Run(step, how, busiest, scaled=())  # whole tables are where they are
             if ranks > self._cluster.ranks_per_node:
                 step = _table_row_wise(tables, batch, ranks, self._cluster.ranks_per_node)
-                work = next(p for p in step.parts if p.name == "lookup").amount_W
+                work = next(stage for stage in step.stages if stage.name == "lookup").amount_W
                 busiest = float(work.max() / max(work.mean(), 1e-30))
                 yield _Run(step, "table_row_wise", busiest, scaled=())
         elif system == "hot rows, no dedup":
@@ -276,16 +276,20 @@ def _table_row_wise(tables: Sequence[TableLoad], batch: int, ranks: int, local: 
     nodes = ranks // local
     by_node = stock_step("table_wise", tables, batch * local, nodes)
     step = Step("table_row_wise", len(tables), ranks)
-    for part in by_node.parts:  # what a node has to do, its ranks share
-        if part.name in ("permute", "outputs", "splits", "lengths"):
-            amount = part.amount_W.max() / local if part.name != "splits" else part.amount_W.max()
-            step.add(part.name, part.kind, float(amount))
+    for stage in by_node.stages:  # what a node has to do, its ranks share
+        if stage.name in ("permute", "outputs", "splits", "lengths"):
+            amount = (
+                stage.amount_W.max() / local if stage.name != "splits" else stage.amount_W.max()
+            )
+            step.add(stage.name, stage.kind, float(amount))
         else:
-            step.add(part.name, part.kind, np.repeat(part.amount_W, local) / local)
-    pooled_W = np.repeat(next(p for p in by_node.parts if p.name == "rows").amount_W, local)
+            step.add(stage.name, stage.kind, np.repeat(stage.amount_W, local) / local)
+    pooled_W = np.repeat(
+        next(stage for stage in by_node.stages if stage.name == "rows").amount_W, local
+    )
     within = (local - 1) / local * pooled_W * nodes / max(nodes - 1, 1)
     for name, kind in (("sums", "reduce_scatter"), ("sums_backward", "all_gather")):
-        step.parts.append(Part(name, kind, within, local))
+        step.stages.append(Stage(name, kind, within, local))
     return step
 
 
@@ -314,7 +318,7 @@ def _rows_of_all_ids(
     if hot_T.any():
         size = float(hot_T @ dims_T) * NUMBER_BYTES
         sent = np.full(ranks, 2 * away * size)
-        step.parts.append(Part("hot_sync", "all_reduce", sent, ranks, can_hide=True))
+        step.stages.append(Stage("hot_sync", "all_reduce", sent, ranks, can_hide=True))
     return step
 
 
@@ -330,9 +334,9 @@ def _narrow(tables: Sequence[TableLoad]) -> list[TableLoad]:
 
 def _table_by_table(step: Step, tables: int) -> Step:
     """Returns a step with the same bytes in collectives of single tables."""
-    parts = []
-    for part in step.parts:
-        if part.is_collective:
-            part = replace(part, amount_W=part.amount_W / tables, times=float(tables))
-        parts.append(part)
-    return Step(step.system, step.tables, step.ranks, parts)
+    stages = []
+    for stage in step.stages:
+        if stage.is_collective:
+            stage = replace(stage, amount_W=stage.amount_W / tables, times=float(tables))
+        stages.append(stage)
+    return Step(step.system, step.tables, step.ranks, stages)

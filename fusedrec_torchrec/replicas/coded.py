@@ -47,8 +47,8 @@ class CodedGradients:
 
     def __init__(self, options: CodecOptions, replicas: Sequence[Replica]) -> None:
         self.left = [
-            torch.zeros(max(each.capacity, 1), each.dim, device=each.tensors[0].device)
-            for each in replicas
+            torch.zeros(max(replica.capacity, 1), replica.dim, device=replica.tensors[0].device)
+            for replica in replicas
         ]
         """[places, columns] of each bucket: what has not travelled yet."""
         self._codecs = [build(options, left.size(1), left.device) for left in self.left]
@@ -68,7 +68,7 @@ class CodedGradients:
         self, places: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Returns the pieces of a message, int32."""
-        parts = list(places)
+        pieces = list(places)
         for codec, left, places_M, gradients_MD in zip(
             self._codecs, self.left, places, gradients, strict=True
         ):
@@ -79,13 +79,13 @@ class CodedGradients:
             codec.decode(streams, counts, arrives_MD)
             # Of numbers that are none, nothing is left.
             left.index_copy_(0, index, wanted_MD.sub_(arrives_MD).nan_to_num_(0.0, 0.0, 0.0))
-            parts += [_words(stream) for stream in streams]
-        return parts
+            pieces += [_words(stream) for stream in streams]
+        return pieces
 
     def unpack(
         self, message: torch.Tensor, row: Sequence[int]
     ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
-        """Places and gradients of each bucket."""
+        """Returns places and gradients of each bucket."""
         places = message[: sum(row)].split(list(row))
         sizes = self._sizes(row)
         padded = [-(-size // WORD) * WORD for streams in sizes for size in streams]
@@ -108,9 +108,9 @@ class CodedGradients:
 
     def load_thresholds(self, states: Sequence[dict[str, torch.Tensor]]) -> None:
         for k, codec in enumerate(self._codecs):
-            found = [s[f"{k}.threshold"] for s in states if f"{k}.threshold" in s]
+            saved = [s[f"{k}.threshold"] for s in states if f"{k}.threshold" in s]
             if isinstance(codec, DctCodec):
-                codec.threshold.load(found)
+                codec.threshold.load(saved)
 
 
 def _words(stream: torch.Tensor) -> torch.Tensor:

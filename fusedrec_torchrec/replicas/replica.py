@@ -4,19 +4,13 @@ Hot rows live in an FBGEMM table of their own, with the optimizer of the bucket'
 update is FBGEMM's own arithmetic, and a row trained here is bit for bit the row trained at home.
 """
 
-from typing import Any
-
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
 
-from fusedrec_torchrec.compat.bucket_table import BucketKernel, BucketTable
+from fusedrec_torchrec.compat.bucket_table import BucketKernel, BucketTable, OptimizerSettings
 from fusedrec_torchrec.compat.optimizers import REPLICABLE
 from fusedrec_torchrec.compat.row_update import update_of
 
-__all__ = ["Replica", "Settings", "check_replicable"]
-
-# Learning rate and FBGEMM's other settings of an optimizer.
-Settings = tuple[float, Any]
+__all__ = ["Replica", "check_replicable"]
 
 
 def check_replicable(kernel: BucketKernel, where: str) -> None:
@@ -35,22 +29,17 @@ def check_replicable(kernel: BucketKernel, where: str) -> None:
             f"{where}: the table has requires_grad False, must have True: there are no gradients "
             "that replicas could share; without hot rows frozen tables are looked up like others"
         )
-    if table.optimizer not in REPLICABLE:
+    if table.optimizer_type not in REPLICABLE:
         raise ValueError(
-            f"{where}: optimizer is {table.optimizer.value!r}, must be one of "
+            f"{where}: optimizer is {table.optimizer_type.value!r}, must be one of "
             f"{[optimizer.value for optimizer in REPLICABLE]}"
         )
-    if hasattr(table, "prev_iter_physical_offsets"):
+    if table.counts_steps_of_rows:
         raise ValueError(
             f"{where}: weight decay (COUNTER, COWCLIP or global) counts the steps of each row, "
             "which replicas do not; weight_decay_mode must be NONE, L2 or DECOUPLE"
         )
-    rounds_at_random = (
-        table.optimizer_args.stochastic_rounding
-        and table.weights_precision == SparseType.FP16
-        and not table.weights_host.numel()  # on CUDA; on CPU FBGEMM rounds to nearest
-    )
-    if rounds_at_random:
+    if table.rounds_at_random:
         raise ValueError(
             f"{where}: stochastic_rounding is True and weights are fp16, so that replicas would "
             "differ; set stochastic_rounding to False in fused_params"
@@ -74,7 +63,7 @@ class Replica:
         self.kernel = kernel
         self._table = table
         self._update = update_of(table)
-        self._settings: Settings | None = None
+        self._settings: OptimizerSettings | None = None
         self.tensors = table.row_tensors()
         self.dim = self.tensors[0].size(1)
 
@@ -89,7 +78,7 @@ class Replica:
     @property
     def clips(self) -> bool:
         """Whether the optimizer clips gradients, of which each rank's own is one."""
-        return bool(self.kernel.table.optimizer_args.gradient_clipping)
+        return self.kernel.table.clips_gradients
 
     def look_up(self, places: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the rows of places into a matrix."""
@@ -99,15 +88,16 @@ class Replica:
         else:
             out.copy_(weights.index_select(0, places))
 
-    def settings(self) -> Settings:
+    def settings(self) -> OptimizerSettings:
         """Returns the optimizer's settings as they are now at the bucket's table."""
-        return self.kernel.table.get_learning_rate(), self.kernel.table.optimizer_args
+        return self.kernel.table.optimizer_settings
 
-    def update(self, places: torch.Tensor, gradients: torch.Tensor, settings: Settings) -> None:
+    def update(
+        self, places: torch.Tensor, gradients: torch.Tensor, settings: OptimizerSettings
+    ) -> None:
         """Does one step of the optimizer; gradients of a place that comes twice are summed."""
         if settings != self._settings:
             self._settings = settings
-            self._table.set_learning_rate(settings[0])
-            self._table.optimizer_args = settings[1]
+            self._table.optimizer_settings = settings
             self._update = update_of(self._table)
         self._update(places, self.kernel.one_id_per_bag(places.numel()), gradients)

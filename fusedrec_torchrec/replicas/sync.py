@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.compat.bucket_table import OptimizerSettings
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait, waiting
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.replicas.coded import coded_gradients
-from fusedrec_torchrec.replicas.replica import Replica, Settings
+from fusedrec_torchrec.replicas.replica import Replica
 
 __all__ = ["GradientSync"]
 
@@ -50,7 +51,7 @@ class _InFlight:
     messages: list[torch.Tensor]
     counts: list[list[int]] | None
     dtype: torch.dtype
-    settings: list[Settings]
+    settings: list[OptimizerSettings]
 
 
 class GradientSync:
@@ -129,16 +130,16 @@ class GradientSync:
             sums.sum.index_select(0, places_M).to(dtype)
             for sums, places_M in zip(self._sums, places, strict=True)
         ]
-        counts = self._everywhere([each.numel() for each in places])
+        counts = self._everywhere([places_M.numel() for places_M in places])
         self._send(places, gradients, counts, all_to_all=False)
 
     def _everywhere(self, counts: list[int]) -> list[list[int]]:
         """Returns what all ranks have counted."""
         own = to_device(counts, self._replicas[0].tensors[0].device)
-        found = own.new_empty(self._pg.size() * own.numel())
+        gathered = own.new_empty(self._pg.size() * own.numel())
         with waiting(self._pg, self._stage):
-            dist.all_gather_single(found, own, group=self._pg)
-        rows: list[list[int]] = found.view(self._pg.size(), -1).tolist()
+            dist.all_gather_single(gathered, own, group=self._pg)
+        rows: list[list[int]] = gathered.view(self._pg.size(), -1).tolist()
         return rows
 
     def reset(self) -> None:
@@ -156,8 +157,8 @@ class GradientSync:
             wait(work, self._pg, self._stage)
         for sums in self._sums:
             sums.restore()
-        found = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)
-        for k, (places, gradients) in enumerate(found):
+        updates = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)
+        for k, (places, gradients) in enumerate(updates):
             if places.numel():
                 self._replicas[k].update(places, gradients, arrived.settings[k])
             if self._sums:
@@ -186,7 +187,7 @@ class GradientSync:
         else:
             self._in_flight = self._send_dense(places, gradients)
 
-    def _settings(self) -> list[Settings]:
+    def _settings(self) -> list[OptimizerSettings]:
         return [replica.settings() for replica in self._replicas]
 
     def _send_sparse(
@@ -211,8 +212,8 @@ class GradientSync:
         if self.coded is not None:
             torch.cat(self.coded.pack(places, gradients), out=messages[rank])
         else:
-            parts = [rows.reshape(-1).view(torch.int32) for rows in gradients]
-            in_order = [*places, *parts] if _places_first(rank) else [*parts, *places]
+            bits = [rows.reshape(-1).view(torch.int32) for rows in gradients]
+            in_order = [*places, *bits] if _places_first(rank) else [*bits, *places]
             torch.cat(in_order, out=messages[rank])
         sent = messages[rank]
         if not all_to_all:
@@ -248,17 +249,17 @@ class GradientSync:
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
     def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Places and gradients of each bucket, rank after rank."""
+        """Returns places and gradients of each bucket, rank after rank."""
         assert arrived.counts is not None
         if self.coded is not None:
-            found = [
+            unpacked = [
                 self.coded.unpack(message, row)
                 for message, row in zip(arrived.messages, arrived.counts, strict=True)
             ]
             return [
                 (
-                    torch.cat([places[k] for places, _ in found]),
-                    torch.cat([rows[k] for _, rows in found]).to(arrived.dtype),
+                    torch.cat([places[k] for places, _ in unpacked]),
+                    torch.cat([rows[k] for _, rows in unpacked]).to(arrived.dtype),
                 )
                 for k in range(len(self._dims))
             ]
@@ -268,13 +269,13 @@ class GradientSync:
         for rank, (message, row) in enumerate(zip(messages, arrived.counts, strict=True)):
             sizes = [n * word for n, word in zip(row, words, strict=True)]
             if _places_first(rank):
-                parts = message.split(row + sizes)
-                places.append(parts[:buckets])
-                rows.append(parts[buckets:])
+                pieces = message.split(row + sizes)
+                places.append(pieces[:buckets])
+                rows.append(pieces[buckets:])
             else:
-                parts = message.split(sizes + row)
-                rows.append(parts[:buckets])
-                places.append(parts[buckets:])
+                pieces = message.split(sizes + row)
+                rows.append(pieces[:buckets])
+                places.append(pieces[buckets:])
         return [
             (
                 torch.cat([of_rank[k] for of_rank in places]),
@@ -283,16 +284,16 @@ class GradientSync:
             for k, dim in enumerate(self._dims)
         ]
 
-    def _joined(self, parts: list[torch.Tensor], bucket: int) -> torch.Tensor:
+    def _joined(self, pieces: list[torch.Tensor], bucket: int) -> torch.Tensor:
         """Joins pieces into one; those of two ranks and one bucket are one already."""
-        if len(parts) == 1:
-            return parts[0]
-        if len(parts) == 2 and len(self._dims) == 1:
-            first, second = parts
+        if len(pieces) == 1:
+            return pieces[0]
+        if len(pieces) == 2 and len(self._dims) == 1:
+            first, second = pieces
             return first.as_strided((first.numel() + second.numel(),), (1,))
-        size = sum(part.numel() for part in parts)
-        out = self._buffers.take(f"hot rows {bucket}", (size,), parts[0].dtype, parts[0].device)
-        return torch.cat(parts, out=out)
+        size = sum(piece.numel() for piece in pieces)
+        out = self._buffers.take(f"hot rows {bucket}", (size,), pieces[0].dtype, pieces[0].device)
+        return torch.cat(pieces, out=out)
 
     def _send_dense(
         self,
@@ -314,7 +315,7 @@ class GradientSync:
         return _InFlight(works, flat, [flat], None, gradients[0].dtype, self._settings())
 
     def _dense(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Places that some rank touched, and their gradients."""
+        """Returns the places that some rank touched, and their gradients."""
         return [
             _touched(sums, touched, arrived.dtype, replica)
             for (sums, touched), replica in zip(
@@ -339,13 +340,12 @@ def _places_first(rank: int) -> bool:
 def _touched(
     sums: torch.Tensor, touched: torch.Tensor, dtype: torch.dtype, replica: Replica
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places that some rank touched and their gradients.
+    """Returns the places that some rank touched and their gradients.
 
     On CUDA all places, where that makes no difference: to find out which would be a host
     synchronisation.  Without weight decay and with some eps, a gradient of zero changes nothing.
     """
-    arguments = replica.kernel.table.optimizer_args
-    if touched.device.type != "cpu" and not arguments.weight_decay and arguments.eps:
+    if touched.device.type != "cpu" and not replica.kernel.table.zero_gradients_change_rows:
         return torch.arange(len(sums), dtype=torch.int32, device=sums.device), sums.to(dtype)
     places = touched.nonzero().flatten()
     return places.int(), sums.index_select(0, places).to(dtype)

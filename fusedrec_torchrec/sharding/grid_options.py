@@ -1,9 +1,9 @@
 """What a user can choose about 2D parallelism."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fusedrec_torchrec.codecs.options import CodecOptions
+from fusedrec_torchrec.core.config import OwnWords, section
 
 __all__ = ["GridOptions", "GridSync"]
 
@@ -14,7 +14,7 @@ Layout = Literal["replicas_adjacent", "groups_adjacent"]
 CHOICES: dict[str, Any] = {"sync": GridSync, "rows": Rows, "overlap": Overlap, "layout": Layout}
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class GridOptions:
     """Describes groups of model parallelism, which are replicas of each other.
 
@@ -39,16 +39,14 @@ class GridOptions:
             should be on one host; ``groups_adjacent``: the ranks of a group are.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    sharding_group_size: int
-    sync_every: int = 1
-    sync: GridSync = "weights"
-    rows: Rows = "touched"
+    sharding_group_size: OwnWords[int]
+    sync_every: OwnWords[int] = 1
+    sync: OwnWords[GridSync] = "weights"
+    rows: OwnWords[Rows] = "touched"
     sync_optimizer_state: bool = True
-    overlap: Overlap = "none"
+    overlap: OwnWords[Overlap] = "none"
     codec: CodecOptions | None = None
-    layout: Layout = "replicas_adjacent"
+    layout: OwnWords[Layout] = "replicas_adjacent"
 
     def __post_init__(self) -> None:
         for name in ("sharding_group_size", "sync_every"):
@@ -83,7 +81,12 @@ class GridOptions:
                     )
 
     def ranks_per_host(self, ranks: int, local_ranks: int) -> int:
-        """Ranks of a group on one host, which has ``local_ranks`` of all ``ranks``."""
+        """Returns how many ranks of a group are on one host.
+
+        Args:
+            ranks: of all groups.
+            local_ranks: of them, on one host.
+        """
         size = self.sharding_group_size
         if self.layout == "groups_adjacent":
             return min(local_ranks, size)

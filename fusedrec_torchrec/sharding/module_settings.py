@@ -14,7 +14,7 @@ from fusedrec_torchrec.codecs.registry import RegistryCodecs
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions, HotRule
 from fusedrec_torchrec.sharding.plan_entries import FusedParameterSharding
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["ModuleSettings", "ProcessedFeatures", "resolve_plan", "settings_of"]
 
@@ -72,11 +72,7 @@ def resolve_plan(
     Raises:
         ValueError: tables of the module want different things.
     """
-    fused = {
-        name: FusedParameterSharding(**{f.name: getattr(entry, f.name) for f in fields(entry)})
-        for name, entry in plan.items()
-        if entry.sharding_type == FUSED
-    }
+    fused = {name: entry for name, entry in plan.items() if entry.sharding_type in FUSED_TYPES}
     rules = {name: _hot_rule(entry, hot.tables.get(name)) for name, entry in fused.items()}
     settings = ModuleSettings(
         options=_planned(fused, options),
@@ -87,7 +83,10 @@ def resolve_plan(
     for name, entry in fused.items():
         given = {f.name: getattr(entry, f.name) for f in fields(entry)}
         given["codecs"] = (
-            options.table_codecs.get(name) or entry.codecs or options.codecs or registry_codecs
+            options.table_codecs.get(name)
+            or given.get("codecs")
+            or options.codecs
+            or registry_codecs
         )
         resolved[name] = ResolvedParameterSharding(**given, settings=settings)
     return resolved
@@ -111,16 +110,21 @@ def codecs_of(info: EmbeddingShardingInfo) -> Codecs | RegistryCodecs | None:
     return entry.codecs
 
 
-def _hot_rule(entry: FusedParameterSharding, of_sharder: HotRule | None) -> HotRule | None:
-    return entry.hot_rows if of_sharder is None else of_sharder
+# Entries of hand-written plans may be TorchRec's own, which say nothing of hot rows and input_dist.
 
 
-def _planned(
-    plan: Mapping[str, FusedParameterSharding], options: ExchangeOptions
-) -> ExchangeOptions:
+def _hot_rule(entry: ParameterSharding, of_sharder: HotRule | None) -> HotRule | None:
+    if of_sharder is None and isinstance(entry, FusedParameterSharding):
+        return entry.hot_rows
+    return of_sharder
+
+
+def _planned(plan: Mapping[str, ParameterSharding], options: ExchangeOptions) -> ExchangeOptions:
     """Returns the settings of the exchange, where the plan has its own."""
     wanted = {
-        entry.input_dist: name for name, entry in plan.items() if entry.input_dist is not None
+        entry.input_dist: name
+        for name, entry in plan.items()
+        if isinstance(entry, FusedParameterSharding) and entry.input_dist is not None
     }
     if len(wanted) > 1:
         tables = " and ".join(f"{name!r} {how!r}" for how, name in wanted.items())

@@ -1,12 +1,15 @@
 """The optimizer of embedding tables, as configuration files say it."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import section
 
-__all__ = ["EmbeddingOptimizerConfig"]
+__all__ = ["EMBEDDING_OPTIMIZERS", "EmbeddingOptimizer", "EmbeddingOptimizerConfig"]
+
+EmbeddingOptimizer = Literal["rowwise_adagrad", "momentum_scaled_rowwise_adagrad", "adagrad", "sgd"]
+EMBEDDING_OPTIMIZERS: tuple[EmbeddingOptimizer, ...] = get_args(EmbeddingOptimizer)
 
 
 @section
@@ -21,9 +24,7 @@ class EmbeddingOptimizerConfig:
             groups if none.
     """
 
-    type: Literal["rowwise_adagrad", "momentum_scaled_rowwise_adagrad", "adagrad", "sgd"] = (
-        "rowwise_adagrad"
-    )
+    type: EmbeddingOptimizer = "rowwise_adagrad"
     learning_rate: float = Field(default=0.1, gt=0)
     eps: float = Field(default=1e-8, ge=0)
     momentum_scale: float | None = Field(default=None, gt=0)

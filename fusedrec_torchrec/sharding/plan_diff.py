@@ -16,7 +16,7 @@ def differences(first: PlanFile, second: PlanFile) -> Iterator[tuple[str, str, s
     yield from _differences("", a, b)
     for name in dict.fromkeys([*tables_a, *tables_b]):
         if name not in tables_a or name not in tables_b:
-            yield name, *("planned" if name in each else "-" for each in (tables_a, tables_b))
+            yield name, *("planned" if name in tables else "-" for tables in (tables_a, tables_b))
         else:
             yield from _differences(f"{name}.", tables_a[name], tables_b[name])
 

@@ -157,8 +157,7 @@ def fused_table_wise(
 ) -> ParameterShardingGenerator:
     """Makes a generator for TorchRec's ``construct_module_sharding_plan``: a table on one rank.
 
-    The rank pools, so that one row for each distinct bag of a batch travels.  For pooled tables
-    only.
+    The rank pools, so one row for each distinct bag of a batch travels.  For pooled tables only.
 
     Args:
         rank: that has the table.

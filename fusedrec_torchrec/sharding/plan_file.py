@@ -65,56 +65,66 @@ RUN = re.compile(r"(\d+)(?: x (\d+))?")
 
 @section
 class TablePlan:
+    """Describes how one table is sharded.
+
+    Attributes:
+        rows: of the table.
+        columns: of the table.
+        sharding: a fused sharding type, or one of TorchRec.
+        kernel: compute kernel of TorchRec.
+        ranks: ranks that have shards, in the order of the shards; all ranks if none.
+        rows_per_rank: rows of each shard, if shards are rows.
+        columns_per_rank: columns of each shard, if shards are columns.
+        shards: [offsets, sizes] of each shard, if they are neither.
+        hot_rows: how many rows are replicated on every rank; which ones is in hot_file.
+        hot_rule: what rows are, if not by their ids.
+        codecs: how its rows and gradients travel; as those of the other tables if none.
+    """
+
     rows: int
-    """Of the table."""
     columns: int
-    """Of the table."""
     sharding: str
-    """A fused sharding type, or one of TorchRec."""
     kernel: str = "fused"
-    """Compute kernel of TorchRec."""
     ranks: list[int] | None = None
-    """Ranks that have shards, in the order of the shards; all ranks if none."""
     rows_per_rank: str | None = None
-    """Rows of each shard, if shards are rows."""
     columns_per_rank: str | None = None
-    """Columns of each shard, if shards are columns."""
     shards: list[list[list[int]]] | None = None
-    """[offsets, sizes] of each shard, if they are neither."""
     hot_rows: int = 0
-    """How many rows are replicated on every rank; which ones is in hot_file."""
     hot_rule: HotRule | None = None
-    """What rows are, if not by their ids."""
     codecs: Codecs | None = None
-    """How its rows and gradients travel; as those of the other tables if none."""
 
 
 @section
 class PlanFile:
+    """Holds all that a plan file says.
+
+    Attributes:
+        version: of this format.
+        ranks: that the plan is for, of all groups.
+        ranks_per_node: of a group, on one node.
+        device: where tables live.
+        grid: 2D parallelism: the plan is that of one group.
+        input_dist: how ids of fused tables travel; as sharders say if none.
+        hot_sync_every: steps from one sync of hot rows to the next.
+        hot_file: file of the hot rows, in the folder of this one.
+        hot_digest: of the hot rows, so that a file of others is refused.
+        codecs: how rows and gradients of fused tables travel; as sharders say if none.
+        expected: what the cost model expects.
+        tables: by table name.
+    """
+
     version: Literal[1] = 1
-    """Of this format."""
     ranks: int = Field(ge=1, le=MOST_RANKS)
-    """That the plan is for, of all groups."""
     ranks_per_node: int = Field(default=1, ge=1, le=MOST_RANKS)
-    """Of a group, on one node."""
     device: str = "cpu"
-    """Where tables live."""
     grid: GridOptions | None = None
-    """2D parallelism: the plan is that of one group."""
     input_dist: InputDist | None = None
-    """How ids of fused tables travel; as sharders say if none."""
     hot_sync_every: int = Field(default=1, ge=1)
-    """Steps from one sync of hot rows to the next."""
     hot_file: str | None = None
-    """File of the hot rows, in the folder of this one."""
     hot_digest: str | None = None
-    """Of the hot rows, so that a file of others is refused."""
     codecs: Codecs | None = None
-    """How rows and gradients of fused tables travel; as sharders say if none."""
     expected: dict[str, float] = Field(default={})
-    """What the cost model expects."""
     tables: dict[str, TablePlan]
-    """By table name."""
 
     def check(self, ranks: int, device: str, source: str) -> None:
         """Refuses to be used elsewhere than where the plan was made for.
@@ -236,6 +246,7 @@ def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Seq
 
 
 Places = list[tuple[tuple[int, ...], tuple[int, ...]]]
+Placed = tuple[int, tuple[int, ...], tuple[int, ...]]  # rank, offsets, sizes
 
 
 def _row_shards(sizes: Sequence[int], columns: int) -> Places:
@@ -256,14 +267,14 @@ def _runs(numbers: Sequence[int]) -> str:
 
 def _numbers(text: str, where: str) -> list[int]:
     numbers: list[int] = []
-    for part in text.split(","):
-        found = RUN.fullmatch(part.strip())
-        if found is None:
+    for run in text.split(","):
+        match = RUN.fullmatch(run.strip())
+        if match is None:
             raise ValueError(f"{where} is {text!r}, must be numbers such as '12 x 4, 10'")
-        times = int(found[2] or 1)
+        times = int(match[2] or 1)
         if len(numbers) + times > MOST_RANKS:
             raise ValueError(f"{where} has shards on more than {MOST_RANKS} ranks")
-        numbers += [int(found[1])] * times
+        numbers += [int(match[1])] * times
     return numbers
 
 
@@ -352,16 +363,16 @@ def sharding_plan_of(
     Raises:
         ValueError: the model has other tables.
     """
-    found = _tables_of(model, sharders)
+    tables = _tables_of(model, sharders)
     for name in file.tables:
-        if name not in found:
+        if name not in tables:
             raise ValueError(
                 f"{source} plans table {name!r}, which the model does not have; it has "
-                f"{', '.join(sorted(found)[:20])}"
+                f"{', '.join(sorted(tables)[:20])}"
             )
     ranks = file.ranks if file.grid is None else file.grid.sharding_group_size
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
-    for name, table in found.items():
+    for name, table in tables.items():
         plan = file.tables.get(name)
         if plan is None:
             raise ValueError(f"{source} does not plan table {name!r} of the model: plan again")
@@ -387,7 +398,7 @@ def _tables_of(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -
 
 def shards_of(
     name: str, plan: TablePlan, rows: int, columns: int, ranks: int
-) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
+) -> list[Placed] | None:
     """Returns rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
 
     Raises:
@@ -453,12 +464,8 @@ def _sharding(
     spec = None
     if places is not None:
         devices = remote_devices(file.device, ranks, file.ranks_per_node)
-        spec = EnumerableShardingSpec(
-            [
-                ShardMetadata(list(offset), list(size), devices[rank])
-                for rank, offset, size in places
-            ]
-        )
+        shards = [ShardMetadata(list(o), list(size), devices[rank]) for rank, o, size in places]
+        spec = EnumerableShardingSpec(shards)
     given: dict[str, Any] = {
         "sharding_type": plan.sharding,
         "compute_kernel": plan.kernel,
@@ -478,11 +485,7 @@ def _sharding(
 
 
 def _check_owner_pooled(
-    name: str,
-    plan: TablePlan,
-    table: _Found,
-    places: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]],
-    rule: HotRule | None,
+    name: str, plan: TablePlan, table: _Found, places: Sequence[Placed], rule: HotRule | None
 ) -> None:
     """Refuses shards and hot rows that a table which its owners pool cannot have."""
     try:

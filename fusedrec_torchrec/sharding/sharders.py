@@ -1,4 +1,4 @@
-"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus ``fused_row_wise``."""
+"""Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus fused tables."""
 
 import copy
 from collections.abc import Sequence
@@ -58,13 +58,16 @@ STANDALONE = ModuleSet()
 
 
 class _FusedTypeMixin:
-    """Adds fused sharding types and their kernels to what a sharder offers to planners."""
+    """Adds the fused sharding types and their kernels to what a sharder offers to planners."""
 
     fused_types: tuple[str, ...] = (FUSED,)
+    """The types that tables of its modules can have."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
-        return [*types, *self.fused_types] if compute_device_type in ("cpu", "cuda") else types
+        if compute_device_type not in ("cpu", "cuda"):
+            return types
+        return [*types, *self.fused_types]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         if sharding_type not in FUSED_TYPES:
@@ -73,11 +76,10 @@ class _FusedTypeMixin:
         if stock_enumerator_asks():
             raise ValueError(
                 f"TorchRec's own planner does not know the sharding type {sharding_type}. Pass a "
-                "plan to DistributedModelParallel, "
-                "plan=fr.FusedShardingPlanner().collective_plan(model, sharders) with "
-                "`import fusedrec_torchrec as fr`, and use FusedShardingPlanner in the place of "
-                "EmbeddingShardingPlanner; or restrict all tables to TorchRec's sharding types by "
-                "ParameterConstraints(sharding_types=[...])"
+                "plan to DistributedModelParallel, plan=fr.FusedShardingPlanner().collective_plan("
+                "model, sharders) with `import fusedrec_torchrec as fr`, and use "
+                "FusedShardingPlanner in the place of EmbeddingShardingPlanner; or restrict all "
+                "tables to TorchRec's sharding types by ParameterConstraints(sharding_types=[...])"
             )
         return kernels_of(compute_device_type)
 
@@ -221,7 +223,7 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         configs = module.embedding_configs()
         self._check(module, configs, params, env, device, module_fqn)
         check_dense_sequences(params, device)
-        has_stock_tables = any(param.sharding_type != FUSED for param in params.values())
+        has_stock_tables = any(param.sharding_type not in FUSED_TYPES for param in params.values())
         # FBGEMM has the kernel that stock dedup needs on CUDA only; the result is the same.
         on_cuda = device is not None and device.type == "cuda"
         sharded = FusedShardedEmbeddingCollection(

@@ -74,6 +74,10 @@ class BadBatches:
         self.skipped = 0
         """Steps that were left out, in a run that goes on also before."""
 
+    def go_on(self, skipped: int) -> None:
+        """Goes on with a run in which so many steps were left out before."""
+        self.skipped = skipped
+
     # ------------------------------------------------------------ batches
 
     def watch(self, batches: Iterable[Batch], first: int, stop: int) -> Iterator[Batch]:
@@ -237,7 +241,7 @@ def _status_of(batch: Batch | Unread) -> int:
 
 
 class _Statuses:
-    """The status of a batch on every rank, on its way between them."""
+    """Is the status of a batch on every rank, on its way between them."""
 
     def __init__(self, group: dist.ProcessGroup, problem: str | None, status: int) -> None:
         self.problem = problem

@@ -335,8 +335,8 @@ class LaunchConfig:
                 f"min_nodes is {self.min_nodes}, must not be more than nodes, {self.nodes}"
             )
         if self.nodes > 1:
-            found = re.fullmatch(r".+:(\d+)", self.rendezvous or "")
-            if found is None or not 1 <= int(found[1]) <= 65535:
+            address = re.fullmatch(r".+:(\d+)", self.rendezvous or "")
+            if address is None or not 1 <= int(address[1]) <= 65535:
                 raise ValueError(
                     f"rendezvous is {self.rendezvous!r}, must be host:port with a port from 1 to "
                     f"65535 when nodes is {self.nodes}"

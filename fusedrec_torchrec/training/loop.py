@@ -44,7 +44,7 @@ COUNT_APART = 5
 
 @dataclass
 class _Window:
-    """Time and traffic since the last record."""
+    """Holds time and traffic since the last record."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -53,7 +53,7 @@ class _Window:
 
 
 class Training:
-    """The training of one run, on one rank.
+    """Is the training of one run, on one rank.
 
     Args:
         config: of the run.
@@ -135,10 +135,9 @@ class Training:
                 file=sys.stderr,
             )
         self._sums.load(state.sums)
-        self._bad_batches.skipped = state.skipped
+        self._bad_batches.go_on(state.skipped)
         if state.rates is not None and self._config.data.hot_batches.adaptive:
-            self._rates.changes = [(first, rate) for first, rate in state.rates["changes"]]
-            self._rates.losses = list(state.rates["losses"])
+            self._rates.load(state.rates)
         self.step = state.step
 
     def run(self) -> dict[str, float]:
@@ -274,7 +273,7 @@ class Training:
         if any(use.rows for use in used):
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
             for use in used:
-                use.rows = use.hot = 0
+                use.reset()
         values |= _fewer_bytes(self.model)
         if self._bad_batches.skipped:
             values["skipped_steps"] = self._bad_batches.skipped
@@ -301,7 +300,7 @@ class Training:
             data=self._source.identity,
             world_size=dist.get_world_size(),
             skipped=self._bad_batches.skipped,
-            rates={"changes": self._rates.changes, "losses": self._rates.losses},
+            rates=self._rates.state(),
         )
         self._reconcile()
         self._checkpointer.save(self.model, self.optimizer, state)
@@ -348,7 +347,7 @@ def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
         if coded:
             values[f"{name}_fewer_bytes"] = sum(traffic.plain for traffic in traffics) / coded
         for traffic in traffics:
-            traffic.plain = traffic.coded = 0
+            traffic.reset()
     return values
 
 

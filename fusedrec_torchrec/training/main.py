@@ -8,10 +8,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
+from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.training.arguments import add_arguments, load_config
 from fusedrec_torchrec.training.check_sharding import check_sharding
 from fusedrec_torchrec.training.checks import open_data
@@ -30,9 +29,6 @@ from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
 from fusedrec_torchrec.training.summary import report
 
 __all__ = ["main", "open_checked", "run_rank"]
-
-
-T = TypeVar("T")
 
 
 def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
@@ -72,7 +68,7 @@ def run_rank(
             def locked_folder() -> None:
                 stack.enter_context(locked(config.logging.directory))
 
-            _on_first_rank(locked_folder)
+            on_first_rank(locked_folder)
             checkpoint = _claimed(config, source, resume, overwrite, job)
             result = Training(config, source, device, checkpoint, quiet).run()
             if dist.get_rank() == 0:
@@ -86,7 +82,7 @@ def _claimed(
 ) -> Path | None:
     """Returns the checkpoint to go on from, whose files are whole; None for a new run."""
     while True:
-        path, restarted = _on_first_rank(lambda: claim(config, source, resume, overwrite, job))
+        path, restarted = on_first_rank(lambda: claim(config, source, resume, overwrite, job))
         if path is None or not config.checkpoint.verify:
             return path
         try:
@@ -95,24 +91,9 @@ def _claimed(
             raise  # it may be whole all the same; the next start may be able to read it
         except ValueError as error:
             problem = str(error)
-            _on_first_rank(partial(refuse_damaged, config, path, restarted, problem))
+            on_first_rank(partial(refuse_damaged, config, path, restarted, problem))
         else:
             return path
-
-
-def _on_first_rank(function: Callable[[], T]) -> T:
-    """Returns on all ranks what a function returns on rank 0; what it raises there, all raise."""
-    answer: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            answer[0] = function()
-        except (ValueError, OSError) as error:
-            answer[1] = str(error)
-    dist.broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise ValueError(answer[1])
-    result: T = answer[0]
-    return result
 
 
 def _job() -> str | None:

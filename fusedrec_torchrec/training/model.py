@@ -22,7 +22,7 @@ from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, OWNER_POOLED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
 from fusedrec_torchrec.training.initialization import initialize_tables
 
@@ -131,8 +131,6 @@ def _planned(
     """Returns the planner's plan for the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     poolings = {name: table.pooling for table in config.tables for name in copies_of(table)}
-    shares_gradients = grid is not None and grid.sync == "gradients"
-    free = [s for s in MODEL_PARALLEL if not (shares_gradients and s in OWNER_POOLED)]
     planner = FusedShardingPlanner(
         topology=Topology(
             world_size=ranks,
@@ -145,7 +143,6 @@ def _planned(
             name: _constraints(
                 config.sharding.tables.get(name, config.sharding.type),
                 device,
-                free,
                 poolings.get(name),
             )
             for name in source.table_rows
@@ -155,16 +152,16 @@ def _planned(
 
 
 def _constraints(
-    sharding_type: str, device: torch.device, free: list[str], pooling: float | None
+    sharding_type: str, device: torch.device, pooling: float | None
 ) -> ParameterConstraints:
-    """Returns what the planner must keep to for a table; ``free`` is what auto may become."""
+    """Returns what the planner must keep to for a table."""
     factors = None if pooling is None else [pooling]
     if sharding_type == "data_parallel":
         return ParameterConstraints(
             sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=factors
         )
     kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
-    types = free if sharding_type == "auto" else [sharding_type]
+    types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
     return ParameterConstraints(
         sharding_types=types, compute_kernels=kernels, pooling_factors=factors
     )

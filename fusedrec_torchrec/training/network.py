@@ -35,7 +35,7 @@ class UnreachableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this machine, and the address that others reach it at."""
+    """Is a network interface of this machine, and the address that others reach it at."""
 
     name: str
     address: str
@@ -193,13 +193,13 @@ def _names() -> set[str]:
 
 
 class _Address(ctypes.Structure):
-    """``struct sockaddr``, as long as that of IPv6."""
+    """Is ``struct sockaddr``, as long as that of IPv6."""
 
     _fields_ = (("family", ctypes.c_ushort), ("data", ctypes.c_ubyte * 26))
 
 
 class _Entry(ctypes.Structure):
-    """``struct ifaddrs``; the fields that follow are not needed."""
+    """Is ``struct ifaddrs``; the fields that follow are not needed."""
 
 
 _Entry._fields_ = (

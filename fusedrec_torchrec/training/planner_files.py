@@ -14,7 +14,7 @@ __all__ = ["PlannerFiles", "read_planner_files"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerFiles:
-    """What the files of a planning task say.
+    """Holds what the files of a planning task say.
 
     Attributes:
         folder: where the planner configuration is, to which the paths in it are relative.

@@ -1,7 +1,5 @@
 """Reads planning tasks from files, for a training configuration or for listed tables."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,19 +13,10 @@ from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.training.config import copies_of
 from fusedrec_torchrec.training.model import build_model
-from fusedrec_torchrec.training.planner_files import PlannerFiles, read_planner_files
+from fusedrec_torchrec.training.planner_files import PlannerFiles
 from fusedrec_torchrec.training.source import open_source
 
-__all__ = ["load_planning", "planning_of"]
-
-
-def load_planning(path: Path, overrides: Sequence[str] = (), progress: bool = False) -> Planning:
-    """Reads a planner configuration and all files that it names.
-
-    Raises:
-        ValueError: a file is missing, or something in it is unknown or out of range.
-    """
-    return planning_of(read_planner_files(path, overrides), progress)
+__all__ = ["planning_of"]
 
 
 def planning_of(files: PlannerFiles, progress: bool = False) -> Planning:

@@ -106,7 +106,7 @@ def _this_rank() -> str:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What a rank says of itself.
+    """Holds what a rank says of itself.
 
     Args:
         name: with its machine.

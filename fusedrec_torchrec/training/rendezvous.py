@@ -79,7 +79,7 @@ def rendezvous(config: LaunchConfig) -> Iterator["Rendezvous"]:
 
 
 class Rendezvous:
-    """A machine's part in a rendezvous.
+    """Is what one machine does in a rendezvous.
 
     Attributes:
         is_host: whether the store lives on this machine, in this process.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from fusedrec_torchrec.core.config import from_mapping
+from fusedrec_torchrec.core.config import NO_OTHER_KEYS, from_mapping
 from fusedrec_torchrec.core.folder_files import shown
 from fusedrec_torchrec.core.json_file import read_json
 
@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run needs besides weights and optimizer state to go on as if it had not stopped.
+    """Holds what a run needs to go on as if it had not stopped, besides weights and their state.
 
     Attributes:
         step: steps done, which is also the position in the data.
@@ -33,7 +33,7 @@ class RunState:
         version: of this format.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = NO_OTHER_KEYS
     step: Annotated[int, Field(ge=0, lt=1 << 60)]
     sums: list[list[float]]
     config: dict[str, Any]

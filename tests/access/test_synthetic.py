@@ -121,3 +121,40 @@ def test_samples_and_ids_of_a_bag_do_not_repeat() -> None:
 
 def test_one_hot_data_has_no_lengths() -> None:
     assert data(tables=TABLES[:1]).read(0, 10).lengths is None
+
+
+def bags_of(source: SyntheticData, count: int) -> list[tuple[int, ...]]:
+    samples = source.read(0, count)
+    assert samples.lengths is not None
+    ends = np.cumsum(samples.lengths[0])
+    return [tuple(bag.tolist()) for bag in np.split(samples.ids, ends[:-1])]
+
+
+def test_repeated_bags_follow_from_their_first_id() -> None:
+    table = SyntheticTable(name="t", rows=500, pooling=6, zipf=1.1, bags="repeated", drift=1.0)
+    bags = bags_of(SyntheticData([table], 1, 20_000), 20_000)
+    by_first = {bag[0]: bag for bag in bags}
+    assert all(by_first[bag[0]] == bag for bag in bags)
+    assert 300 < len(set(bags)) == len(by_first)
+    assert min(min(bag) for bag in bags) >= 0 and max(max(bag) for bag in bags) < 500
+    assert np.mean([len(bag) for bag in by_first.values()]) == pytest.approx(6, rel=0.1)
+    # What comes after the first id is as skewed as ids are, and not the same in every bag.
+    others = np.array([other for bag in by_first.values() for other in bag[1:]])
+    assert np.bincount(others, minlength=500).max() > 5 * len(others) / 500
+    assert len({bag[1:] for bag in by_first.values() if len(bag) > 3}) > 200
+
+
+def test_fresh_bags_do_not_repeat() -> None:
+    table = SyntheticTable(name="t", rows=500, pooling=6, zipf=1.1)
+    bags = bags_of(SyntheticData([table], 1, 20_000), 20_000)
+    assert len(set(bags)) > 0.9 * len(bags)
+
+
+@pytest.mark.parametrize("pooling", [0.4, 1.0])
+def test_bags_of_one_id_are_the_same_fresh_and_repeated(pooling: float) -> None:
+    drawn = [
+        SyntheticData([SyntheticTable(name="t", rows=99, pooling=pooling, bags=bags)], 1, 999)
+        for bags in ("fresh", "repeated")
+    ]
+    fresh, repeated = (source.read(0, 999) for source in drawn)
+    assert (fresh.ids == repeated.ids).all()

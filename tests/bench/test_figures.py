@@ -1,12 +1,14 @@
 """What is made of measurements."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.bench.figures import WorkloadFigures
-from fusedrec_torchrec.bench.report import tables
+from fusedrec_torchrec.bench.figures import WorkloadFigures, side_by_side
+from fusedrec_torchrec.bench.plots import draw
+from fusedrec_torchrec.bench.report import crossover, memory, speeds, tables, traffic
 from fusedrec_torchrec.bench.statistics import paired_ratio
 
 
@@ -114,3 +116,94 @@ def test_tables_have_a_line_for_each_workload() -> None:
         assert table.markdown().count("\n") == 3
     (memory,) = (table for title, table in found.items() if "memory" in title)
     assert memory.rows[0] == ("w", "2.0 MiB", "3.0 MiB", "512.0 KiB")
+
+
+def both_allocators() -> list[WorkloadFigures]:
+    kept = result()
+    kept["allocator"] = "keep"
+    kept["measured"]["seconds"]["row_wise"] = [3.0, 4.5, 6.0, 3.0, 3.0]
+    return [WorkloadFigures(result()), WorkloadFigures(kept)]
+
+
+def test_allocators_stand_side_by_side() -> None:
+    workloads = [*both_allocators(), *both_allocators()]
+    assert [list(group) for group in side_by_side(workloads)] == [["default", "keep"]] * 2
+    table = speeds(workloads)
+    assert len(table.rows) == 2
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["row_wise"] == "5200.0 / 3000.0"
+    assert cells["best stock / fused"].startswith("2.50 ")
+    assert cells["best stock / fused, memory kept"].startswith("1.50 ")
+    assert table.title.endswith("default allocator / memory kept")
+    cells = dict(zip(crossover(workloads).columns, crossover(workloads).rows[0], strict=True))
+    assert cells["best stock / fused, memory kept"].startswith("1.50 ")
+    assert memory(workloads).rows[0][1] == "2.0 MiB / 2.0 MiB"
+    assert {table.rows[1][0] for table in tables(workloads) if len(table.rows) == 4} == {
+        "w, memory kept"
+    }
+
+
+def test_plots_show_both_allocators(tmp_path: Path) -> None:
+    drawn = {path.name for path in draw(both_allocators(), tmp_path)}
+    assert drawn == {"speed_up.png", "breakdown.png", "bytes.png"}
+
+
+def test_one_allocator_has_no_columns_of_its_own() -> None:
+    table = speeds([WorkloadFigures(result())])
+    assert table.columns[-2:] == ("best stock", "best stock / fused")
+    assert "memory kept" not in " ".join((table.title, *table.columns))
+
+
+def with_planner() -> dict[str, Any]:
+    """With our planner's plan, which is faster than the rest, and what batches ask for."""
+    found = result(distinct_bags=15)
+    measured = found["measured"]
+    kinds = {"int32": "ids", "int64": "ids", "float32": "rows"}
+    for ranks in measured["wire"].values():
+        for collectives in ranks:
+            collectives[:] = [{**c, "kind": kinds[str(c["dtype"])]} for c in collectives]
+            if len(collectives) > 1:
+                collectives[-1]["kind"] = "gradients"
+    for part in ("seconds", "wire", "memory"):
+        measured[part]["fused_planner"] = measured[part]["fused_row_wise"]
+    measured["seconds"]["fused_row_wise"] = [1.0, 1.5, 2.0, 1.0, 1.0]
+    asked = {"own_elements": 250, "least_elements": 500}
+    measured["requests"] = dict.fromkeys(measured["seconds"], asked)
+    return found
+
+
+def test_our_planner_is_compared_and_the_best_of_ours_beside_it() -> None:
+    figures = WorkloadFigures(with_planner())
+    assert figures.fused is not None and figures.fused.name == "fused_planner"
+    assert figures.advice == "fused_planner"
+    assert figures.speed_up is not None and figures.speed_up.median == pytest.approx(2.5)
+    assert figures.best_ours is not None and figures.best_ours.name == "fused_row_wise"
+    assert figures.best_speed_up is not None
+    assert figures.best_speed_up.median == pytest.approx(5)
+    assert figures.efficiency is not None and figures.efficiency.median == pytest.approx(0.5)
+    assert "best stock / best of ours" in speeds([figures]).columns
+    assert figures.bags_per_output == pytest.approx(0.25)
+
+
+def test_bytes_by_kind_and_rows_against_the_least() -> None:
+    figures = WorkloadFigures(with_planner())
+    fused = figures.systems["fused_planner"]
+    assert fused.bytes_by_kind == {"ids": 20, "rows": 1000, "gradients": 1000}
+    # 1000 bytes are 250 elements on the wire, and 250 that ranks get from themselves.
+    assert fused.rows_over_least == pytest.approx(1.0)
+    lines = {row[1]: row[2:] for row in traffic([figures]).rows}
+    assert lines["fused_planner"] == ("3", "20 B", "1000 B", "1000 B", "1.000")
+    assert set(lines) == set(figures.systems)
+
+
+def test_without_all_bounds_there_is_no_efficiency() -> None:
+    partial = with_planner()
+    del partial["measured"]["bound_seconds"]["lookup"]
+    figures = WorkloadFigures(partial)
+    assert figures.efficiency is None
+    (bounds,) = (table for table in tables([figures]) if "lower bounds" in table.title)
+    assert dict(zip(bounds.columns, bounds.rows[0], strict=True))["lookup"] == ""
+    partial["measured"]["bound_seconds"] = {}
+    partial["measured"]["phases"] = {}
+    titles = " ".join(table.title for table in tables([WorkloadFigures(partial)]))
+    assert "lower bounds" not in titles and "stages" not in titles

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torchrec.distributed.types import ParameterSharding
 
+from fusedrec_torchrec.access.synthetic import BagKind
+from fusedrec_torchrec.bench.bounds import bounded
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.links import hosts, unavailable
 from fusedrec_torchrec.bench.ranks import RankError, Ranks
@@ -18,6 +21,7 @@ from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
     HOT_SYSTEMS,
+    PLANNED_SYSTEMS,
     SYSTEMS,
     SuiteConfig,
     WorkloadConfig,
@@ -48,7 +52,8 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     assert load_results(tmp_path / RESULTS) == document
     (result,) = document["results"]
     figures = WorkloadFigures(result)
-    assert set(figures.systems) == set(SYSTEMS) - {*HOT_SYSTEMS, *CODEC_SYSTEMS}
+    named = {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS}
+    assert set(figures.systems) == set(SYSTEMS) - named
     assert all(len(times) == 5 for times in result["measured"]["seconds"].values())
     assert figures.fused is not None and figures.fused.collectives == 3
     assert figures.row_bytes == figures.least_row_bytes
@@ -62,6 +67,76 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     assert all(system.memory > 0 for system in figures.systems.values())
     text = json.dumps(document["machine"])
     assert str(Path.home()) not in text and os.uname().nodename not in text
+
+
+@pytest.mark.usefixtures("_warm_ranks")
+@pytest.mark.parametrize("bags", ["fresh", "repeated"])
+def test_what_systems_send_is_what_batches_ask_for(tmp_path: Path, bags: BagKind) -> None:
+    """Rows on the wire, against counts from batch and plan; our planner's plan is a system."""
+    workload = dataclasses.replace(TINY, bags=bags)
+    suite = SuiteConfig(
+        **QUICK,  # type: ignore[arg-type]
+        systems=["table_wise", "row_wise", "column_wise", "fused_row_wise", "fused_planner"],
+        workloads=[workload],
+    )
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    figures = WorkloadFigures(document["results"][0])
+    requests = figures.measured["requests"]
+    for name, system in figures.systems.items():
+        assert sum(system.bytes_by_kind.values()) == system.bytes_sent
+        assert system.bytes_by_kind["rows"] == requests[name]["unique_remote_bytes"], name
+        assert system.bytes_by_kind["gradients"] == system.bytes_by_kind["rows"]
+        assert system.rows_over_least is not None and system.rows_over_least >= 1
+    stock = figures.systems["table_wise"].rows_over_least
+    asked = requests["table_wise"]
+    outputs = 2 * 64 * (8 + 4 + 8)  # elements, of all ranks
+    assert stock == pytest.approx(outputs / asked["least_elements"])
+    assert asked["distinct_bags"] < asked["outputs"] == 2 * 3 * 64
+    assert figures.headline == "fused_planner"
+
+
+@pytest.mark.usefixtures("_warm_ranks")
+def test_bounds_of_our_planners_plan_on_one_hot_data(tmp_path: Path) -> None:
+    workload = dataclasses.replace(TINY, pooling=1, batch_size=256, zipf=1.3)
+    suite = SuiteConfig(
+        **QUICK,  # type: ignore[arg-type]
+        systems=["planner", "fused_planner"],
+        workloads=[workload],
+    )
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    figures = WorkloadFigures(document["results"][0])
+    assert all(name.startswith("fused_") for name in figures.planner_picks)
+    assert len(figures.bound_seconds["exchange"]) == 5
+    assert figures.fused is not None and figures.fused.collectives == 3
+    assert figures.row_bytes == figures.least_row_bytes
+
+
+def test_plans_with_stock_tables_have_no_bounds() -> None:
+    kinds = ("fused_row_wise", "fused_table_wise", "fused_column_wise", "table_wise")
+    plan = {kind: ParameterSharding(kind, "fused") for kind in kinds}
+    assert not bounded(plan)
+    del plan["table_wise"]
+    assert bounded(plan)
+
+
+@pytest.mark.usefixtures("_warm_ranks")
+def test_allocators_are_measured_one_after_the_other(tmp_path: Path) -> None:
+    suite = SuiteConfig(
+        **QUICK,
+        systems=["table_wise", "fused_row_wise"],
+        allocators=["default", "keep", "jemalloc"],
+        workloads=[TINY],
+    )
+    document = run_suite(suite, None, tmp_path, progress=False)
+    measured = [result["allocator"] for result in document["results"]]
+    if "tiny, jemalloc" in document["left_out"]:
+        measured.append("jemalloc")
+    assert measured == ["default", "keep", "jemalloc"]
+    assert main(["bench", str(tmp_path), "--quiet"]) == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "| best stock / fused | best stock, memory kept | best stock / fused, memory" in report
 
 
 @pytest.mark.slow
@@ -99,7 +174,7 @@ def test_systems_with_hot_rows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_warm_ranks")
 def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="cold", batch_size=64, zipf=0.0, hot_rows=1, batches="hot")
-    suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])
+    suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])  # type: ignore[arg-type]
     document = run_suite(suite, None, tmp_path, progress=False)
     assert "need the 1 most used rows only, 512 are wanted" in document["failed"]["cold"]
 
@@ -108,7 +183,7 @@ def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
 def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="ec", module="ec", batch_size=32, tables=2, rows=30, dims=[8])
     suite = SuiteConfig(
-        **QUICK,
+        **QUICK,  # type: ignore[arg-type]
         systems=["row_wise", "data_parallel", "fused_row_wise"],
         workloads=[workload],
     )
@@ -164,7 +239,7 @@ def test_emulated_hosts_come_and_go(tmp_path: Path) -> None:
         assert "rate 200Mbit" in subprocess.run(shaped, capture_output=True, text=True).stdout
     assert namespaces() == before
     suite = SuiteConfig(
-        **QUICK,
+        **QUICK,  # type: ignore[arg-type]
         systems=["fused_row_wise"],
         workloads=[WorkloadConfig(name="far", batch_size=32, tables=2, rows=30, link="200mbit")],
     )

@@ -70,6 +70,12 @@ def test_a_sample_alone_and_merged(prepared: Path, tmp_path: Path, capsys: Captu
     [
         (["--hot-rows", "0"], "--hot-rows is 0, must be at least 1"),
         (["--memory", "0.0001"], "must be at least 260 bytes"),
+        (["--memory", "0", "--optimizer", "adagrad"], "must be at least 512 bytes"),
+        (["--memory", "0", "--optimizer", "sgd"], "must be at least 256 bytes"),
+        (
+            ["--memory", "0", "--optimizer", "momentum_scaled_rowwise_adagrad"],
+            "must be at least 260 bytes",
+        ),
         (["--share", "2"], "share of samples is 2.0, must be in (0, 1]"),
         (["--counters", "0"], "counters is 0, must be at least 1"),
         (["--merge", "/nowhere.npz"], "access profile /nowhere.npz does not exist"),

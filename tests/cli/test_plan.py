@@ -16,7 +16,8 @@ from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.planner.config import PlannerConfig, schema
 from fusedrec_torchrec.planner.simulate import SYSTEMS
 from fusedrec_torchrec.sharding.plan_file import read_plan
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
+from fusedrec_torchrec.training.planning import planning_of
 from tests.cli.command import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -85,7 +86,7 @@ def test_ready_configurations(path: Path) -> None:
     assert (CONFIGS / config.cluster).is_file()
     assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
     if config.profile is None:  # of data that is not here
-        planning = load_planning(path)
+        planning = planning_of(read_planner_files(path))
         assert planning.loads and planning.batch > 0
 
 
@@ -151,7 +152,7 @@ def test_sequences_and_stock_tables_are_planned(tmp_path: Path) -> None:
     assert main(["plan", "--config", str(path), "--out", str(out), "--quiet"]) == 0
     tables = read_plan(out)[0].tables
     assert tables["odd"].sharding != "fused_row_wise"  # 30 columns
-    planning = load_planning(path)
+    planning = planning_of(read_planner_files(path))
     loads = {load.name: load for load in planning.loads}
     assert not loads["clicks"].pooled and loads["clicks"].outputs == 20
     assert (loads["shared"].bags, loads["shared"].pooling) == (3, 3.0)

@@ -42,7 +42,7 @@ def gradients_of(step: int, rank: int) -> list[torch.Tensor]:
 
 def hooked(options: fr.ThresholdOptions) -> tuple[DistributedDataParallel, GradientThresholds]:
     ddp = DistributedDataParallel(Linear(), gradient_as_bucket_view=True, static_graph=True)
-    thresholds = GradientThresholds(options)
+    thresholds = GradientThresholds(options, ddp.module, ddp.process_group)
     thresholds.register(ddp)
     assert thresholds_of(nn.ModuleList([ddp])) is thresholds
     return ddp, thresholds
@@ -265,9 +265,9 @@ def test_thresholds_follow_gradients(cluster_2: Cluster) -> None:
 
 def names_that_mean_something() -> None:
     """Loads the state of parameters that are called like components of the state."""
-    thresholds = GradientThresholds(fr.ThresholdOptions(density=0.05))
     module = nn.ModuleDict({"inner": nn.ParameterDict({"left": nn.Parameter(torch.zeros(400))})})
-    thresholds._names = {parameter: name for name, parameter in module.named_parameters()}
+    nobody: Any = None
+    thresholds = GradientThresholds(fr.ThresholdOptions(density=0.05), module, nobody)
     tau = torch.tensor([1.0, 2.0]).double()
     state = {"inner.left.threshold": tau, "inner.left.left": torch.ones(400)}
     thresholds.load([state])

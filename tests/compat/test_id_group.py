@@ -2,11 +2,14 @@
 
 import gc
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 
-from fusedrec_torchrec.compat.id_group import id_group
+from fusedrec_torchrec.compat.id_group import id_group, ids_apart
 from fusedrec_torchrec.compat.stores import PrefixStore, TCPStore
 from tests.cluster import Cluster
 
@@ -96,3 +99,30 @@ def test_it_ends_with_the_group_that_it_goes_with(cluster_2: Cluster) -> None:
 def test_it_has_the_same_ranks_and_is_made_once(cluster_4: Cluster) -> None:
     found = cluster_4.run(group_of_ids)
     assert found == [(True, True, ranks, True, True) for ranks in ([0, 1], [0, 1], [2, 3], [2, 3])]
+
+
+def stock_shardings_in_and_after() -> tuple[bool, bool]:
+    """Whether a stock sharding has the group for ids while its input dist is made, and after."""
+    world = dist.group.WORLD
+    assert world is not None
+    sharding = TwPooledEmbeddingSharding.__new__(TwPooledEmbeddingSharding)
+    sharding._pg = world
+    with ids_apart([sharding], CPU):
+        inside = sharding._pg is id_group(world, CPU)
+    return inside, sharding._pg is world
+
+
+def test_stock_shardings_make_input_dists_in_it(cluster_2: Cluster) -> None:
+    assert cluster_2.run(stock_shardings_in_and_after) == [(True, True)] * 2
+
+
+def test_shardings_that_send_ids_must_have_a_group() -> None:
+    """Data-parallel ones send none and need none."""
+    with ids_apart([DpPooledEmbeddingSharding.__new__(DpPooledEmbeddingSharding)], CPU):
+        pass
+    without = TwPooledEmbeddingSharding.__new__(TwPooledEmbeddingSharding)
+    with (
+        pytest.raises(AssertionError, match="TwPooledEmbeddingSharding has no process group"),
+        ids_apart([without], CPU),
+    ):
+        raise RuntimeError("comes too late")

@@ -2,15 +2,33 @@
 
 import importlib
 import inspect
+from functools import cache
 from typing import Any
 
 import pytest
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    CounterBasedRegularizationDefinition,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
+from torch import nn
 
-from fusedrec_torchrec.compat.private_names import PRIVATE_NAMES, PrivateName
-from tests.private_uses import defines, inherited_names, reached_names
+from fusedrec_torchrec.compat.private_names import (
+    PRIVATE_NAMES,
+    UNDOCUMENTED_NAMES,
+    PrivateName,
+)
+from tests.private_uses import attribute_uses, defines, inherited_names, reached_names
 
 # Python's own, and documented.
 OF_PYTHON = {"_exit", "_getframe"}
+# Attributes of FBGEMM's tables whose names our own objects have, too.
+OUR_WORDS = {"dims", "eps", "optimizer", "step", "table_names", "weight_decay", "momentum"}
+# Made of a prefix and one of these.
+COMPOSED = ("_physical_offsets", "_physical_placements", "_dev", "_host", "_uvm")
 
 
 def resolve(path: str) -> Any:
@@ -67,3 +85,58 @@ def test_the_list_has_nothing_that_nobody_uses() -> None:
     also = {"_set_learning_rate"}  # a mixin uses it
     unused = {private.name for private in PRIVATE_NAMES} - used - also
     assert not unused
+
+
+@cache
+def fbgemm_objects() -> tuple[Any, ...]:
+    """Returns tables, with and without counters of steps, and the settings of an optimizer."""
+    counted = {
+        "weight_decay_mode": WeightDecayMode.COUNTER,
+        "counter_based_regularization": CounterBasedRegularizationDefinition(),
+    }
+    tables = [
+        SplitTableBatchedEmbeddingBagsCodegen(
+            [(4, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            **settings,
+        )
+        for settings in ({}, counted)
+    ]
+    return *tables, tables[0].optimizer_args
+
+
+def undocumented_attributes() -> set[str]:
+    """Returns all that objects of FBGEMM have without an underscore, but for methods."""
+    of_torch = set(dir(nn.Module()))
+    return {
+        name
+        for each in fbgemm_objects()
+        for name in set(dir(each)) - of_torch
+        if not name.startswith("_") and not callable(getattr(each, name))
+    }
+
+
+@pytest.mark.parametrize("inside", UNDOCUMENTED_NAMES, ids=lambda p: p.name)
+def test_undocumented_names_are_there(inside: PrivateName) -> None:
+    owner = resolve(inside.owner)
+    having = [each for each in fbgemm_objects() if isinstance(each, owner)]
+    assert having, f"{inside.owner} is not what FBGEMM makes any more"
+    what = f"{inside.owner}.{inside.name}: look where fusedrec_torchrec uses it"
+    assert any(hasattr(each, inside.name) for each in having), f"has gone: {what}"
+
+
+def test_undocumented_names_are_used_in_compat_only_and_listed() -> None:
+    listed = {inside.name for inside in UNDOCUMENTED_NAMES}
+    insides = undocumented_attributes()
+    for file, line, of_what, name in attribute_uses():
+        of_table = of_what.endswith("table")
+        if name not in insides or (name in OUR_WORDS and not of_table):
+            continue
+        assert file.parts[0] == "compat", f"{file}:{line} reaches {of_what}.{name}"
+        assert name in listed, f"{file}:{line} reaches {of_what}.{name}, which is not listed"
+
+
+def test_undocumented_names_that_nobody_uses_are_not_listed() -> None:
+    used = {name for file, _, _, name in attribute_uses() if file.parts[0] == "compat"}
+    unused = {inside.name for inside in UNDOCUMENTED_NAMES} - used
+    assert not {name for name in unused if not name.endswith(COMPOSED)}

@@ -1,9 +1,17 @@
 """The same error on all ranks, also in a group of some of them."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.distributed as dist
 
-from fusedrec_torchrec.core.all_ranks import MESSAGE_BYTES, raise_bad_input
+from fusedrec_torchrec.core.all_ranks import (
+    MESSAGE_BYTES,
+    on_first_rank,
+    raise_bad_input,
+    raise_naming_ranks,
+)
 from tests.cluster import Cluster
 
 
@@ -27,3 +35,54 @@ def test_ranks_are_those_of_the_group(cluster_4: Cluster) -> None:
 def test_long_messages_are_cut(cluster_4: Cluster) -> None:
     want = "bad input on rank 1: " + "x" * MESSAGE_BYTES
     assert cluster_4.run(raise_in_group, "x" * 5000)[2:] == [want, want]
+
+
+def text_of(function: Callable[[], object]) -> str:
+    """What a function returns, or the text of its error."""
+    try:
+        return f"returned {function()}"
+    except ValueError as error:
+        return str(error)
+
+
+def first_of_group(fails: bool) -> str | None:
+    """What the first rank of a group without rank 0 gives to the others."""
+    group = dist.new_group([1, 3])
+    rank = dist.get_rank()
+
+    def function() -> int:
+        assert rank == 1
+        if fails:
+            raise FileNotFoundError("no file on rank 1")
+        return 10 + rank
+
+    return text_of(lambda: on_first_rank(function, group)) if rank in (1, 3) else None
+
+
+def test_all_get_what_the_first_rank_of_a_group_gets(cluster_4: Cluster) -> None:
+    assert cluster_4.run(first_of_group, False) == [None, "returned 11", None, "returned 11"]
+
+
+def test_all_raise_what_the_first_rank_of_a_group_raises(cluster_4: Cluster) -> None:
+    want = "no file on rank 1"
+    assert cluster_4.run(first_of_group, True) == [None, want, None, want]
+
+
+def named(problems: list[str | None]) -> str:
+    return text_of(lambda: raise_naming_ranks(problems[dist.get_rank()]))
+
+
+@pytest.mark.parametrize(
+    ("problems", "want"),
+    [
+        ([None] * 4, "returned None"),
+        ([None, None, "a", None], "on rank 2: a"),
+        ([None, "b", "a", None], "on rank 1 (rank 2, too): b"),
+        (["a", "a", "b", "a"], "on rank 0 (ranks 1, 2, 3, too): a"),
+        (["a", "a", "a", "a"], "a"),
+    ],
+)
+def test_ranks_with_problems_are_named(
+    cluster_4: Cluster, problems: list[str | None], want: str
+) -> None:
+    assert cluster_4.run(named, problems) == [want] * 4

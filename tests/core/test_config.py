@@ -1,13 +1,14 @@
 """Configuration trees: strict, explained, overridable, and the ready ones are valid."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import yaml
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import (
+    OwnWords,
     from_mapping,
     load_yaml,
     options,
@@ -21,9 +22,9 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TABLES = [{"name": "a", "rows": 10}]
 
 
-@dataclass(frozen=True)
+@section
 class Plain:
-    """A plain dataclass.
+    """A section whose fields have no ranges.
 
     Attributes:
         size: how large it is,
@@ -41,9 +42,15 @@ class Leaf:
 
     Attributes:
         count: How many.
+        own: One of two, checked in words of its own.
     """
 
     count: int = Field(default=3, ge=1)
+    own: OwnWords[Literal["a", "b"]] = "a"
+
+    def __post_init__(self) -> None:
+        if self.own not in ("a", "b"):
+            raise ValueError(f"own is {self.own!r}, must be one of a, b")
 
 
 @section
@@ -54,7 +61,7 @@ class Tree:
         leaves: All leaves.
         named: By name.
         one: A leaf of its own.
-        plain: A plain dataclass.
+        plain: A section whose fields have no ranges.
     """
 
     leaves: list[Leaf] = Field(default=[])
@@ -68,8 +75,8 @@ class Tree:
     [
         ({"on": {}}, "t.yaml: on is unknown; did you mean 'one'? allowed: leaves, named, one"),
         ({"one": {"cuont": 1}}, "t.yaml: one.cuont is unknown; did you mean 'count'?"),
-        ({"leaves": [{}, {"x": 1}]}, "t.yaml: leaves.1.x is unknown; allowed: count"),
-        ({"named": {"a": {"x": 1}}}, "t.yaml: named.a.x is unknown; allowed: count"),
+        ({"leaves": [{}, {"x": 1}]}, "t.yaml: leaves.1.x is unknown; allowed: count, own"),
+        ({"named": {"a": {"x": 1}}}, "t.yaml: named.a.x is unknown; allowed: count, own"),
         ({"one": {"count": 0}}, "t.yaml: one.count is 0: it should be greater than or equal to 1"),
         ({"one": {"count": "many"}}, "t.yaml: one.count is 'many': it should be a valid integer"),
         ({"one": 5}, "t.yaml: one is 5: it should be a dictionary"),
@@ -81,6 +88,27 @@ def test_problems_say_where_what_and_what_is_allowed(data: dict[str, object], pr
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "error", "problem"),
+    [
+        ({"count": 0}, ValueError, "count is 0: it should be greater than or equal to 1"),
+        ({"count": "many"}, ValueError, "count is 'many': it should be a valid integer"),
+        ({"own": "d"}, ValueError, "own is 'd', must be one of a, b"),
+        ({"x": 1}, TypeError, r"Leaf.__init__\(\) got an unexpected keyword argument 'x'"),
+    ],
+)
+def test_problems_are_the_same_in_python(
+    settings: dict[str, Any], error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=f"^{problem}"):
+        Leaf(**settings)
+
+
+def test_own_words_are_those_of_python_only() -> None:
+    with pytest.raises(ValueError, match=r"^t\.yaml: one\.own is 'd': it should be 'a' or 'b'$"):
+        from_mapping(Tree, {"one": {"own": "d"}}, "t.yaml")
+
+
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(ValueError, match="unknown") as caught:
         from_mapping(Tree, {"x": 1, "one": {"count": 0}}, "t.yaml")
@@ -90,7 +118,8 @@ def test_all_problems_come_at_once() -> None:
 def test_options_explain_every_setting() -> None:
     found = {option.path: option for option in options(Tree)}
     assert list(found) == [
-        *("leaves", "leaves.*.count", "named", "named.*.count", "one.count"),
+        *("leaves", "leaves.*.count", "leaves.*.own", "named", "named.*.count", "named.*.own"),
+        *("one.count", "one.own"),
         *("plain.size", "plain.other"),
     ]
     assert found["one.count"].description == "How many."

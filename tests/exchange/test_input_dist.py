@@ -72,10 +72,14 @@ def exchange(batches: list[list[list[list[int]]]], slack: float, mode: InputDist
             for sender in step
             for ids in sender
         ]
-        sizes = [n for sender_counts in received.context.counts_in for n in sender_counts]
+        of_buckets = [
+            bucket.rows_R.split([counts[k] for counts in received.context.counts_in])
+            for k, bucket in enumerate(received.asked())
+        ]
+        parts = [part for sender in zip(*of_buckets, strict=True) for part in sender]
         # Every sender sends each row once; in which order is its own affair.
-        assert [[sorted(part.tolist())] for part in received.rows_R.split(sizes)] == want
-        assert received.rows_R.dtype == torch.int32
+        assert [[sorted(part.tolist())] for part in parts] == want
+        assert all(part.dtype == torch.int32 for part in parts)
     everywhere: list[object] = [None] * world_size
     dist.all_gather_object(everywhere, capacities)
     assert all(other == capacities for other in everywhere)

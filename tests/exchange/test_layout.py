@@ -13,10 +13,10 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.buckets import BucketedTables, group_into_buckets
 from fusedrec_torchrec.exchange.dedup import Dedup
-from fusedrec_torchrec.exchange.input_dist import rows_of_buckets
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.requested_rows import rows_of_buckets
 from fusedrec_torchrec.exchange.routing import Route
 from tests.exchange.tables import sharded_tables
 
@@ -25,8 +25,11 @@ CPU = torch.device("cpu")
 
 def bucket_names(specs: list[dict[str, object]], **kwargs: Any) -> list[list[str]]:
     buckets = group_into_buckets(sharded_tables(specs, [[0, 5, 10]] * len(specs)), **kwargs)
-    assert [len(rank) for rank in buckets] == [len(buckets[0])] * 2
-    return [[table.name for table in bucket.embedding_tables] for bucket in buckets[0]]
+    names = [[table.name for table in bucket.config.embedding_tables] for bucket in buckets]
+    for rank in range(2):
+        own = [bucket.per_rank[rank].embedding_tables for bucket in buckets]
+        assert [[table.name for table in tables] for tables in own] == names
+    return names
 
 
 def test_one_bucket_whatever_the_pooling() -> None:
@@ -197,16 +200,21 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     assert got == wanted
 
     # On the wire: owner by owner, bucket by bucket.
-    sent = iter(routed.wire_order().tolist())
+    sizes = [sum(want_counts[k][r] for k in range(buckets)) for r in range(ranks)]
+    words = torch.full((sum(sizes) + 1,), -1, dtype=torch.int32)
+    routed.write(words, [sum(sizes[:r]) for r in range(ranks)])
+    sent = iter(words.tolist())
     for r in range(ranks):
         for k in range(buckets):
             own = [local_rows[i] for i, answer in enumerate(answers) if answer == (k, r)]
             assert [next(sent) for _ in own] == own
+    # Keys behind the last one of a static shape go to the spare word.
+    assert next(sent) == -1 or method == "static"
 
     # In messages: the same, each owner's behind a header.
     room = max(sum(want_counts[k][r] for k in range(buckets)) for r in range(ranks))
     flat = torch.full((ranks * (2 + room) + 1,), -1, dtype=torch.int32)
-    routed.pack(flat, header=2)
+    routed.write(flat, [r * (2 + room) + 2 for r in range(ranks)])
     for r, message in enumerate(flat[:-1].view(ranks, 2 + room).tolist()):
         own = [local_rows[i] for k in range(buckets) for i, a in enumerate(answers) if a == (k, r)]
         assert message == [-1, -1, *own, *([-1] * (room - len(own)))]

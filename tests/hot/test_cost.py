@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.hot.cost import (
     CostOptions,
     RowUse,
@@ -52,6 +53,26 @@ def test_bytes_of_a_step() -> None:
     assert seconds[2] == pytest.approx(2 * (256 + 4))
     # One of each; the owner of the row that is left sets the pace.
     assert seconds[1] == pytest.approx((256 + 4) + 2 * (2 * 256 + 4) / 2)
+
+
+def test_rows_of_a_batch_are_those_that_the_planner_reckons_with() -> None:
+    """Ids of a batch are so many draws, also where few ids make that differ from a mean."""
+    uses = [0.8, 0.8, 0.4, 0.4, 0.1, 0.1]
+    options = dataclasses.replace(BYTES, batch_size=2)
+    use = rows(uses, [0, 1, 0, 1, 0, 1])
+    (total,) = use.uses_per_table
+    classes = RowClasses(np.ones(len(uses)), np.array(uses) / total)
+    want = classes.unique(2 * total) * (2 * 256 + 4) / 2
+    seconds = seconds_of_prefixes(use, 2, options, 1, hot_batches=False) * 1e9
+    assert seconds[0] == pytest.approx(want)
+
+
+def test_a_row_of_every_sample_is_in_every_batch() -> None:
+    """And a table without any use has no rows in any."""
+    use = rows([1.0, 0.0], [0, 1], tables=[0, 1])
+    options = dataclasses.replace(BYTES, batch_size=1)
+    seconds = seconds_of_prefixes(use, 2, options, 1, hot_batches=False) * 1e9
+    assert seconds[0] == pytest.approx(2 * (2 * 256 + 4) / 2)
 
 
 def test_it_pays_off_the_critical_path() -> None:

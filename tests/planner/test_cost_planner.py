@@ -255,7 +255,7 @@ def test_selected_options_are_the_plan() -> None:
             assert shard.perf is not None and shard.storage is not None and shard.rank is not None
             busy[shard.rank] += shard.perf.total
             memory[shard.rank] += shard.storage.ddr
-    # Ranks wait for the busiest one in every part of a step.
+    # Ranks wait for the busiest one in every stage of a step.
     assert 0.7 * decision.seconds < max(busy) / 1e3 <= 1.001 * decision.seconds
     outputs = 2 * 512 * 16 * 4  # of the table-wise table, on the rank without it
     assert 0 <= decision.memory_W.sum() - sum(memory) <= outputs + 8

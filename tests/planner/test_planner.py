@@ -431,6 +431,23 @@ def test_collective_plan_is_the_same_on_all_ranks_and_shards(cluster_2: Cluster)
     assert shape_0 == shape_1 == [(150_000, 16)]
 
 
+def plan_in_a_group_without_rank_0() -> tuple[str, str] | None:
+    group = dist.new_group([1, 2])
+    if dist.get_rank() not in (1, 2):
+        return None
+    topology = Topology(world_size=2, compute_device="cpu")
+    planner = fr.FusedShardingPlanner(topology=topology, constraints=only(a=FUSED, b="table_wise"))
+    return str(planner.collective_plan(Model(), pg=group)), error_of_collective_plan(group)
+
+
+def test_collective_plan_in_a_group_without_rank_0(cluster_4: Cluster) -> None:
+    answers = cluster_4.run(plan_in_a_group_without_rank_0)
+    assert answers == [None, answers[1], answers[1], None]
+    plan, error = answers[1]
+    assert FUSED in plan and "table_wise" in plan
+    assert error.startswith("planning failed on rank 0: ")
+
+
 def test_row_wise_is_planned_on_cpu_when_it_is_asked_for() -> None:
     tables = EmbeddingBagCollection(
         tables=[
@@ -451,7 +468,7 @@ def test_row_wise_is_planned_on_cpu_when_it_is_asked_for() -> None:
     assert "row_wise" not in {planned["a"].sharding_type, planned["c"].sharding_type}
 
 
-def error_of_collective_plan() -> str:
+def error_of_collective_plan(group: dist.ProcessGroup | None = None) -> str:
     """Rank 0 cannot plan: the tables fit nowhere."""
     tables = EmbeddingBagCollection(
         tables=[
@@ -463,7 +480,7 @@ def error_of_collective_plan() -> str:
     )
     topology = Topology(world_size=2, compute_device="cpu", ddr_cap=1 << 20)
     try:
-        fr.FusedShardingPlanner(topology=topology).collective_plan(tables)
+        fr.FusedShardingPlanner(topology=topology).collective_plan(tables, pg=group)
     except RuntimeError as error:
         return str(error)
     return "no error"

@@ -1,18 +1,13 @@
-"""The simulator: the shape of the papers' figures, and stragglers as real draws have them."""
+"""The simulator: the shape of the papers' figures."""
 
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
-import pytest
-
-from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import stock_step
-from fusedrec_torchrec.planner.cost.straggle import busiest_owner
-from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.simulate import Point, simulate
-from fusedrec_torchrec.training.planning import load_planning
+from fusedrec_torchrec.training.planner_files import read_planner_files
+from fusedrec_torchrec.training.planning import planning_of
 from tests.cli.command import ROOT
 
 SIZES = [8, 64, 512, 4096]
@@ -21,7 +16,7 @@ SIZES = [8, 64, 512, 4096]
 @cache
 def planning() -> Planning:
     path = ROOT / "configs" / "planner" / "large_dlrm.yaml"
-    return load_planning(path, ["ranks=8", "dense.milliseconds=8"])
+    return planning_of(read_planner_files(path, ["ranks=8", "dense.milliseconds=8"]))
 
 
 @cache
@@ -59,7 +54,11 @@ def test_hot_rows_pay_without_dedup() -> None:
     found = {
         (point.system, point.ranks): point
         for point in simulate(
-            load_planning(path), [8, 32], ["weak"], ["TorchRec", "hot rows, no dedup", "fused"], 2
+            planning_of(read_planner_files(path)),
+            [8, 32],
+            ["weak"],
+            ["TorchRec", "hot rows, no dedup", "fused"],
+            2,
         )
     }
     for ranks in (8, 32):
@@ -104,42 +103,3 @@ def test_the_same_seed_the_same_figures() -> None:
         list(simulate(planning(), [64], ["weak"], ["TorchRec", "fused"], 2, 7)) for _ in range(2)
     )
     assert first == second
-
-
-def drawn(dedup: bool, rows: int, zipf: float, batch: int, ranks: int, tables: int) -> float:
-    """The busiest owner of batches that are really drawn, rows anywhere."""
-    random = np.random.default_rng(5)
-    shares = 1 / np.arange(1, rows + 1) ** zipf
-    shares /= shares.sum()
-    found = []
-    for _ in range(6):
-        load = np.zeros(ranks)
-        for _ in range(tables):
-            owner = random.integers(0, ranks, rows)
-            for _ in range(ranks):
-                ids = random.choice(rows, batch, p=shares)
-                np.add.at(load, owner[np.unique(ids) if dedup else ids], 1)
-        found.append(load.max() / load.mean())
-    return float(np.mean(found))
-
-
-@pytest.mark.parametrize("dedup", [True, False])
-def test_stragglers_are_those_of_real_draws(dedup: bool) -> None:
-    rows, batch, ranks, number = 3000, 200, 8, 3
-    shares = 1 / np.arange(1, rows + 1) ** 1.2
-    law = RowClasses(np.ones(rows), shares / shares.sum())
-    tables = [TableLoad(f"t{t}", rows, 16, 1.0, law) for t in range(number)]
-    sampled = [
-        busiest_owner(tables, batch, ranks, dedup, batches=4, seed=seed) for seed in range(12)
-    ]
-    wanted = drawn(dedup, rows, 1.2, batch, ranks, number)
-    assert np.mean(sampled) == pytest.approx(wanted, rel=0.12)
-
-
-def test_dedup_and_hot_rows_spare_the_busiest_owner() -> None:
-    tables = [TableLoad("t", 10_000, 16, 1.0, RowClasses.zipf(10_000, 1.2))]
-    often = busiest_owner(tables, 1000, 64, dedup=False)
-    once = busiest_owner(tables, 1000, 64, dedup=True)
-    cold = busiest_owner(tables, 1000, 64, dedup=True, hot_T=np.array([500]))
-    assert often > 3 * once > 0 and once >= cold >= 1.0
-    assert busiest_owner(tables, 1000, 1, dedup=True) == 1.0

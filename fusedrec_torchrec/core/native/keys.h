@@ -6,7 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <limits>
 #include <tuple>
+#include <type_traits>
 
 namespace {
 
@@ -76,6 +78,39 @@ std::tuple<Tensor, Tensor> keys(const Tensor& ids_N, const Tensor& counts_S, con
     keys_N.zero_();
   }
   return {keys_N, at::full({}, bad, ids_N.options().dtype(at::kBool))};
+}
+
+template <typename Id>
+FOR_THIS_CPU bool all_below(const Id* ids, int64_t count, Id rows) {
+  Id signs = 0; // without a branch, so that the loop is one of vector instructions
+  for (int64_t i = 0; i < count; ++i) {
+    signs |= ids[i] | (rows - 1 - (ids[i] & std::numeric_limits<Id>::max()));
+  }
+  return signs >= 0;
+}
+
+// Whether all ids, which come slot after slot, are rows of their tables.
+bool in_range(const Tensor& ids_N, const Tensor& counts_S, const Tensor& rows_S) {
+  const Checks check("in_range");
+  check.dense("ids", ids_N, {at::kInt, at::kLong});
+  check.dense("counts", counts_S, {at::kLong});
+  check.dense("rows", rows_S, {at::kLong});
+  check.length("rows", rows_S.numel(), counts_S.numel());
+  check.length("ids", ids_N.numel(), check.sum("counts", as_array(counts_S)));
+  const int64_t* counts = counts_S.const_data_ptr<int64_t>();
+  const int64_t* rows = rows_S.const_data_ptr<int64_t>();
+  const auto all = [&](const auto* ids) {
+    using Id = std::decay_t<decltype(*ids)>;
+    bool good = true;
+    for (int64_t s = 0; s < counts_S.numel(); ids += counts[s], ++s) {
+      const int64_t most = std::numeric_limits<Id>::max();
+      good &= rows[s] > 0 ? all_below(ids, counts[s], static_cast<Id>(std::min(rows[s], most)))
+                          : counts[s] == 0;
+    }
+    return good;
+  };
+  return ids_N.scalar_type() == at::kInt ? all(ids_N.const_data_ptr<int32_t>())
+                                         : all(ids_N.const_data_ptr<int64_t>());
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 // What torch's own operators leave on the table here: dedup needs a sort, sums per row need another
 // one, and bag sums cannot write into a buffer that exists already.
 
+#include "bags.h"
 #include "dct.h"
 #include "dedup.h"
 #include "keys.h"
@@ -18,12 +19,21 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
         "-> (Tensor, Tensor, bool)");
   m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
         "ScalarType key_type) -> (Tensor, Tensor)");
+  m.def("in_range(Tensor ids, Tensor counts, Tensor rows) -> bool");
   m.def("hot_table(Tensor keys, Tensor replicas) -> Tensor");
   m.def("dedup(Tensor keys, Tensor part_starts, Tensor? hot_table=None) "
         "-> (Tensor, Tensor, Tensor)");
-  m.def("pack(Tensor keys, Tensor counts, Tensor part_starts, int header, "
-        "Tensor(a!) messages) -> ()");
-  m.def("unpack(Tensor messages, int first, int end, int header) -> Tensor");
+  m.def("distinct_bags(Tensor ids, Tensor lengths, Tensor? weights, int[] bags, Tensor tables, "
+        "Tensor looks) -> (Tensor, Tensor, Tensor, Tensor?, Tensor)");
+  m.def("bag_units(Tensor lengths, Tensor distinct, Tensor ends, Tensor shards, int buckets, "
+        "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("bag_cells(Tensor numbers, int[] bags, int[] shards, Tensor unit_places, Tensor units, "
+        "int empty, bool side_by_side) -> Tensor");
+  m.def("pack_bags(Tensor rows, Tensor lengths, Tensor? weights, Tensor bags, Tensor first_rows, "
+        "Tensor units, Tensor ids, int[] starts, Tensor(a!) words) -> ()");
+  m.def("pack_rows(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
+        "Tensor(a!) words) -> ()");
+  m.def("unpack(Tensor messages, int header, int[] sizes, int segments) -> Tensor[]");
   m.def("bag_sums(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
         "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()");
   m.def("row_sums(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -36,9 +46,14 @@ TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("from_bits", from_bits);
   m.impl("select_entries", select_entries);
   m.impl("keys", keys);
+  m.impl("in_range", in_range);
   m.impl("hot_table", hot_table);
   m.impl("dedup", dedup);
-  m.impl("pack", pack);
+  m.impl("distinct_bags", distinct_bags);
+  m.impl("bag_units", bag_units);
+  m.impl("bag_cells", bag_cells);
+  m.impl("pack_bags", pack_bags);
+  m.impl("pack_rows", pack_rows);
   m.impl("unpack", unpack);
   m.impl("bag_sums", bag_sums);
   m.impl("row_sums", row_sums);

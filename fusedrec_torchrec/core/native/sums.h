@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -62,18 +63,22 @@ struct Bags {
   }
 };
 
-// The ids of the bags, what they count for and what a bag's sum is divided by.
+// The ids of the bags, what they count for and what a bag's sum is divided by.  If every id is a bag,
+// a row number that is the number of rows stands for no row at all.
 struct Ids {
   const int32_t* rows;
   int64_t count;
+  int32_t none;
   const int32_t* offsets; // null if every id is a bag
   const float* weights;
   const float* divisor;
 
   Ids(const Tensor& rows_N, const std::optional<Tensor>& offsets_B1,
-      const std::optional<Tensor>& weights_N, const std::optional<Tensor>& divisor_B)
+      const std::optional<Tensor>& weights_N, const std::optional<Tensor>& divisor_B,
+      int64_t num_rows)
       : rows(rows_N.const_data_ptr<int32_t>()),
         count(rows_N.numel()),
+        none(static_cast<int32_t>(num_rows)),
         offsets(offsets_B1 ? offsets_B1->const_data_ptr<int32_t>() : nullptr),
         weights(weights_N ? weights_N->const_data_ptr<float>() : nullptr),
         divisor(divisor_B ? divisor_B->const_data_ptr<float>() : nullptr) {}
@@ -113,7 +118,9 @@ void check_ids(const Checks& check, const Tensor& rows_N, const std::optional<Te
                const std::optional<Tensor>& weights_N, const std::optional<Tensor>& divisor_B,
                int64_t bags, int64_t num_rows) {
   check.dense("rows", rows_N, {at::kInt});
-  check.below("rows", rows_N.const_data_ptr<int32_t>(), rows_N.numel(), num_rows);
+  check.that(num_rows <= std::numeric_limits<int32_t>::max(), "rows must be fewer than 2^31");
+  check.below("rows", rows_N.const_data_ptr<int32_t>(), rows_N.numel(),
+              offsets_B1 ? num_rows : num_rows + 1);
   if (offsets_B1) {
     check.dense("offsets", *offsets_B1, {at::kInt});
     check.offsets("offsets", *offsets_B1, bags, rows_N.numel());
@@ -165,10 +172,14 @@ inline void stream(float* out, const float* row, int64_t dim) {
 
 void stream_bags(const Rows& rows, const Ids& ids, const Bags& bags, int64_t first, int64_t end) {
   bags.each(first, end, [&](int64_t b, float* target) INLINED {
-    if (b + kAhead < end) {
+    if (b + kAhead < end && ids.rows[b + kAhead] != ids.none) {
       prefetch(rows[ids.rows[b + kAhead]], rows.dim);
     }
-    stream(target, rows[ids.rows[b]], rows.dim);
+    if (ids.rows[b] == ids.none) {
+      std::memset(target, 0, rows.dim * sizeof(float));
+    } else {
+      stream(target, rows[ids.rows[b]], rows.dim);
+    }
   });
 #if defined(__x86_64__)
   _mm_sfence();
@@ -179,12 +190,12 @@ FOR_THIS_CPU void sum_bags(Rows rows, Ids ids, Bags bags, int64_t first, int64_t
   const int64_t last = ids.begin(end), dim = rows.dim;
   bags.each(first, end, [&](int64_t b, float* target) INLINED {
     const int64_t from = ids.begin(b), to = ids.begin(b + 1);
-    if (from == to) {
+    if (from == to || ids.rows[from] == ids.none) {
       std::memset(target, 0, dim * sizeof(float));
       return;
     }
     for (int64_t i = from; i < to; ++i) {
-      if (i + kAhead < last) {
+      if (i + kAhead < last && ids.rows[i + kAhead] != ids.none) {
         prefetch(rows[ids.rows[i + kAhead]], dim);
       }
       const float* row = rows[ids.rows[i]];
@@ -209,7 +220,7 @@ void bag_sums(const Tensor& flat, const std::optional<Tensor>& addresses, int64_
   const int64_t num_rows = check_rows(check, "flat", flat, addresses, dim);
   check_ids(check, rows_N, offsets_B1, weights_N, divisor_B, out.size(0) * width, num_rows);
   const Rows rows(flat, addresses, dim);
-  const Ids ids(rows_N, offsets_B1, weights_N, divisor_B);
+  const Ids ids(rows_N, offsets_B1, weights_N, divisor_B, num_rows);
   const Bags bags(out, column, width, dim);
   const bool aligned = dim % 4 == 0 && bags.stride % 4 == 0 &&
       reinterpret_cast<uintptr_t>(bags.base) % 16 == 0;
@@ -227,10 +238,13 @@ FOR_THIS_CPU void sum_rows(Bags bags, Ids ids, Rows rows, int64_t num_rows, int6
   bags.each(0, bags.count, [&](int64_t b, const float* bag) INLINED {
     bag += first_column;
     for (int64_t i = ids.begin(b); i < ids.begin(b + 1); ++i) {
-      if (i + kAhead < ids.count) {
+      if (i + kAhead < ids.count && ids.rows[i + kAhead] != ids.none) {
         prefetch(rows[ids.rows[i + kAhead]] + first_column, width);
       }
       const int32_t row = ids.rows[i];
+      if (row == ids.none) {
+        continue;
+      }
       float* target = rows[row] + first_column;
       if (ids.divisor) { // a loop of its own: the quotient is rounded before the weight counts
         const float divisor = ids.divisor[b];
@@ -268,7 +282,7 @@ void row_sums(const Tensor& gradient, int64_t width, int64_t column, const Tenso
              num_rows);
   check_ids(check, rows_N, offsets_B1, weights_N, divisor_B, gradient.size(0) * width, num_rows);
   const Bags bags(gradient, column, width, dim);
-  const Ids ids(rows_N, offsets_B1, weights_N, divisor_B);
+  const Ids ids(rows_N, offsets_B1, weights_N, divisor_B, num_rows);
   const Rows rows(out, addresses, dim);
   const int64_t line = 16; // floats of a cache line
   at::parallel_for(0, (dim + line - 1) / line, 1, [&](int64_t begin, int64_t end) {

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost.parts import IN_BYTES, Step
+from fusedrec_torchrec.planner.cost.stages import IN_BYTES, Step
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["Timed", "fit", "fit_link", "non_negative"]
@@ -37,12 +37,12 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 
 
 def work_of(step: Step) -> list[float]:
-    """Returns the work of a step: itself, tables, buckets, what limits its parts, as of rates."""
+    """Returns the work of a step: itself, tables, buckets, what limits its stages, as of rates."""
     amounts = dict.fromkeys(RATES, 0.0)
-    for part in step.parts:
-        if not part.is_collective:
-            unit = GB if part.kind in IN_BYTES else 1e6
-            amounts[part.kind] += float(part.amount_W.max()) / unit
+    for stage in step.stages:
+        if not stage.is_collective:
+            unit = GB if stage.kind in IN_BYTES else 1e6
+            amounts[stage.kind] += float(stage.amount_W.max()) / unit
     return [1e-6, step.tables * 1e-6, (step.buckets - 1) * 1e-6, *amounts.values()]
 
 
@@ -52,10 +52,10 @@ def wire_of(step: Step, local: int) -> list[float]:
     Bytes of collectives that run beside other work come last.
     """
     away = 1.0 if local == step.ranks else (step.ranks - local) / (step.ranks - 1)
-    parts = [part for part in step.parts if part.is_collective and not part.can_hide]
-    beside = [part for part in step.parts if part.is_collective and part.can_hide]
-    sent, other = (sum(float(part.amount_W.max()) for part in some) for some in (parts, beside))
-    return [len(parts) * 1e-6, away * sent / GB, away * other / GB]
+    stages = [stage for stage in step.stages if stage.is_collective and not stage.can_hide]
+    beside = [stage for stage in step.stages if stage.is_collective and stage.can_hide]
+    sent, other = (sum(float(stage.amount_W.max()) for stage in some) for some in (stages, beside))
+    return [len(stages) * 1e-6, away * sent / GB, away * other / GB]
 
 
 def fit(

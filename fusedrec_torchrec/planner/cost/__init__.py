@@ -3,9 +3,9 @@
 ===============  ================================================================================
 ``cluster``      links, memories and rates of a cluster
 ``table_load``   what a model asks of a table
-``parts``        a step as a list of parts, with the bytes or the work of every rank
-``stock``        the parts of a step of TorchRec's shardings
-``step``         the parts of a step of fused tables, and the formulas of all
+``stages``       a step as a list of stages, with the bytes or the work of every rank
+``stock``        the stages of a step of TorchRec's shardings
+``step``         the stages of a step of fused tables, and the formulas of all
 ``fusing``       who pools a fused table where no cluster is known
 ``memory``       bytes of a rank: tables, replicas of hot rows, buffers
 ``row_ranges``   which rows a rank owns, so that all are asked for as much

@@ -5,15 +5,17 @@ link it uses, and the time of the slower kind to carry its bytes; an all-to-all 
 each rank at the other end.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
-__all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
+__all__ = ["DEVICES", "ClusterConfig", "LinkConfig", "RatesConfig"]
 
+Device = Literal["cuda", "cpu"]
+DEVICES: tuple[Device, ...] = get_args(Device)
 GB, MB = 1e9, 1e6
 # How much faster ids of bags are read than made unique, and their rows added up than touched.
 BAGS_FASTER = {"bag_ids": 4.0, "bag_lookup": 10.0}
@@ -97,7 +99,7 @@ class ClusterConfig:
     """
 
     name: str = "cluster"
-    device: Literal["cuda", "cpu"] = "cuda"
+    device: Device = "cuda"
     ranks: int = Field(default=8, ge=1)
     ranks_per_node: int = Field(default=8, ge=1)
     memory: float = Field(default=80.0, gt=0)
@@ -168,7 +170,7 @@ class ClusterConfig:
         seconds = 2 * (local - 1) / local * size / (self.within_node.all_reduce * GB)
         latency = self.within_node.latency if local > 1 else 0.0
         if nodes > 1:
-            part = size / local  # each rank of a node has its part of the sum
-            seconds += 2 * (nodes - 1) / nodes * part / (self.between_nodes.all_reduce * GB)
+            share = size / local  # each rank of a node has its share of the sum
+            seconds += 2 * (nodes - 1) / nodes * share / (self.between_nodes.all_reduce * GB)
             latency += self.between_nodes.latency
         return seconds + latency * 1e-6

@@ -56,4 +56,4 @@ def _likely(rows: int) -> RowClasses:
 
 
 def _bytes_of_rows(step: Step) -> float:
-    return sum(part.bytes_sent for part in step.parts if part.name == "rows")
+    return sum(stage.bytes_sent for stage in step.stages if stage.name == "rows")

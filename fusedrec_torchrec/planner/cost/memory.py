@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.parts import HotUse
+from fusedrec_torchrec.planner.cost.stages import HotUse
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
 from fusedrec_torchrec.sharding.sharding_type import FUSED, OWNER_POOLED
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.parts import HotUse
+from fusedrec_torchrec.planner.cost.stages import HotUse
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
 __all__ = ["balanced_ranges"]

@@ -1,8 +1,8 @@
 """What a training step costs, formula by formula: bytes of each collective, work of each stage.
 
-A step is a list of parts, each with a number for every rank: bytes that the rank sends in a
+A step is a list of stages, each with a number for every rank: bytes that the rank sends in a
 collective, or bytes and ids that it works on.  Bytes are countable, and benchmarks count them.
-Seconds come from a cluster's rates, and a part takes as long as it takes the busiest rank.
+Seconds come from a cluster's rates, and a stage takes as long as it takes the busiest rank.
 
 Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its
 pooling; U distinct rows among them, the sum over rows of 1 - (1 - p)^n; G distinct bags, with m
@@ -73,7 +73,7 @@ from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import bytes_of_row
 from fusedrec_torchrec.exchange.capacity import GRANULE
 from fusedrec_torchrec.exchange.messages import COUNTS
-from fusedrec_torchrec.planner.cost.parts import NO_ROWS, Groups, HotUse, Part, Step
+from fusedrec_torchrec.planner.cost.stages import NO_ROWS, Groups, HotUse, Stage, Step
 from fusedrec_torchrec.planner.cost.stock import STOCK, STOCK_ID_BYTES, stock_step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -86,7 +86,7 @@ __all__ = [
     "Groups",
     "HotUse",
     "Owners",
-    "Part",
+    "Stage",
     "Step",
     "fused_step",
     "stock_step",
@@ -169,7 +169,7 @@ def fused_step(
     if owned.is_owned_T.any():
         step.add("bag_update", "bag_lookup", ranks * owned.read_W)
     if hot is not None and hot.rows:
-        step.parts.append(_hot_sync(tables, batch, ranks, hot))
+        step.stages.append(_hot_sync(tables, batch, ranks, hot))
     return step
 
 
@@ -249,7 +249,7 @@ def _shares(
     return np.stack(shares)
 
 
-def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Part:
+def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Stage:
     """Returns the sync of hot rows, in the way that sends fewer bytes."""
     touched = sum(
         (t.unique(batch * hot.sync_every) - t.unique(batch * hot.sync_every, int(h)))
@@ -262,7 +262,7 @@ def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) 
     sparse, dense = sync_bytes(touched, replicated, ranks)
     kind, sent = ("all_to_all", sparse) if sparse <= dense else ("all_reduce", dense)
     amount_W = np.full(ranks, sent)
-    return Part("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
+    return Stage("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
 
 
 def with_sync(
@@ -292,12 +292,13 @@ def with_sync(
     group_T = np.array([t.unique(batch * size * steps) for t in tables])
     own_W = group_T @ np.where(mask_TW > 0, mask_TW, shares_TW)  # all owners of columns touch a row
 
-    def part(name: str, kind: str, amount_W: Floats, times: float = 1.0) -> Part:
-        return Part(name, kind, amount_W, number, groups.local_replicas, times)
+    def stage(name: str, kind: str, amount_W: Floats, times: float = 1.0) -> Stage:
+        return Stage(name, kind, amount_W, number, groups.local_replicas, times)
 
     if groups.sync == "gradients":
-        sent_T = group_T * np.array([(t.dim + 1) * NUMBER_BYTES for t in tables])
-        step.parts.append(part("sync_gradients", "all_to_all", (number - 1) * (sent_T @ shares_TW)))
+        columns_W = (group_T * np.array([float(t.dim) for t in tables])) @ shares_TW
+        sent_W = (number - 1) * (columns_W + own_W) * NUMBER_BYTES
+        step.stages.append(stage("sync_gradients", "all_to_all", sent_W))
         return step
     somewhere_T = np.array([t.unique(batch * size * number * steps) for t in tables])
     bytes_T = np.array([float(t.row_bytes) for t in tables])
@@ -310,8 +311,8 @@ def with_sync(
     reduced = 2 * (number - 1) / number
     numbers_W = (number - 1) * own_W * NUMBER_BYTES * (1 + SLACK)
     if (reduced * touched_W + numbers_W).max() < reduced * whole_W.max():
-        step.parts.append(part("sync_ids", "all_to_all", numbers_W, 1 / steps))
-        step.parts.append(part("sync_rows", "all_reduce", reduced * touched_W, 1 / steps))
+        step.stages.append(stage("sync_ids", "all_to_all", numbers_W, 1 / steps))
+        step.stages.append(stage("sync_rows", "all_reduce", reduced * touched_W, 1 / steps))
     else:
-        step.parts.append(part("sync_rows", "all_reduce", reduced * whole_W, 1 / steps))
+        step.stages.append(stage("sync_rows", "all_reduce", reduced * whole_W, 1 / steps))
     return step

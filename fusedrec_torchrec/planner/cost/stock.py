@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.parts import Step
+from fusedrec_torchrec.planner.cost.stages import Step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, SHARDINGS
 
 __all__ = ["STOCK", "STOCK_ID_BYTES", "spread", "stock_step"]
 
-STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
+STOCK = tuple(kind for kind in SHARDINGS if kind not in FUSED_TYPES)
 STOCK_ID_BYTES, LENGTH_BYTES = 8, 4
 STOCK_SPLIT_BYTES = 24  # of TorchRec's first all-to-all, to each other rank
 Floats = NDArray[np.float64]
@@ -58,7 +59,7 @@ def stock_step(
 
 
 class _StockTables:
-    """Adds the parts of stock shardings to a step, for tables that are sharded alike."""
+    """Adds the stages of stock shardings to a step, for tables that are sharded alike."""
 
     def __init__(
         self,

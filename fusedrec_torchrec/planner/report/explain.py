@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
-from fusedrec_torchrec.planner.cost.step import STOCK, Part, Step
+from fusedrec_torchrec.planner.cost.step import STOCK, Stage, Step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
 from fusedrec_torchrec.planner.search.decide import again, alike, decide
 from fusedrec_torchrec.planner.search.decision import Decision
@@ -31,7 +31,7 @@ MOST_TABLES = 60  # that are shown
 MOST_RANKS = 16
 BAR = 24
 WORTH_TELLING = 0.01
-CODED = ("rows", "gradients")  # parts of a step that codecs are about
+CODED = ("rows", "gradients")  # stages of a step that codecs are about
 MORE_HOT_MB = (64, 256, 1024)
 COLUMNS = {
     FUSED: "fused",
@@ -162,13 +162,13 @@ class Explanation:
                 plans[f"all {system}"] = other
         return plans
 
-    def parts(self) -> list[tuple[Step, Part, float]]:
-        """Returns the parts of the step with their seconds, in its order."""
+    def stages(self) -> list[tuple[Step, Stage, float]]:
+        """Returns the stages of the step with their seconds, in its order."""
         cluster = self.decision.cluster
         return [
-            (step, part, part.seconds(cluster, step.rates(cluster)))
+            (step, stage, stage.seconds(cluster, step.rates(cluster)))
             for step in self.decision.steps
-            for part in step.parts
+            for stage in step.stages
         ]
 
     def overhead(self) -> float:
@@ -179,7 +179,8 @@ class Explanation:
         """Returns the seconds that each rank of a group is busy in a step."""
         cluster = self.decision.cluster
         return np.sum(
-            [part.seconds_W(cluster, step.rates(cluster)) for step, part, _ in self.parts()], axis=0
+            [stage.seconds_W(cluster, step.rates(cluster)) for step, stage, _ in self.stages()],
+            axis=0,
         )
 
     def codecs(self) -> str:
@@ -188,7 +189,7 @@ class Explanation:
         if not decision.fused_places:
             return "none, no table is fused"
         chosen, exact = (
-            sum(part.bytes_sent for s in plan.steps for part in s.parts if part.name in CODED)
+            sum(stage.bytes_sent for s in plan.steps for stage in s.stages if stage.name in CODED)
             for plan in (decision, replace(decision, codecs=Codecs()))
         )
         text = f"{decision.codecs}: a rank sends {human_bytes(chosen / decision.ranks)} of them"
@@ -203,9 +204,9 @@ class Explanation:
         kinds: dict[str, float] = {"Python and starting kernels": self.overhead()}
         latency = 0.0
         cluster = self.decision.cluster
-        for step, part, seconds in self.parts():
-            if part.is_collective:
-                empty = replace(part, amount_W=np.zeros(1)).seconds(cluster, step.rates(cluster))
+        for step, stage, seconds in self.stages():
+            if stage.is_collective:
+                empty = replace(stage, amount_W=np.zeros(1)).seconds(cluster, step.rates(cluster))
                 latency += empty
                 kinds["bytes on the wire"] = kinds.get("bytes on the wire", 0) + seconds - empty
             else:
@@ -215,7 +216,7 @@ class Explanation:
                     "bag_lookup": "lookup and pooling at the owner",
                     "hot": "looking for hot rows",
                 }
-                kind = name.get(part.kind, f"{part.kind.replace('_', ' ')} of rows")
+                kind = name.get(stage.kind, f"{stage.kind.replace('_', ' ')} of rows")
                 kinds[kind] = kinds.get(kind, 0) + seconds
         kinds["latency of collectives"] = latency
         most = max(kinds, key=lambda kind: kinds[kind])
@@ -373,14 +374,14 @@ def _print_breakdown(explanation: Explanation) -> None:
     fused = {s for s in explanation.decision.systems if s in FUSED_TYPES}
     of_fused = "fused" if len(fused) > 1 else next(iter(fused), FUSED)
     rows = [("", "start of the step", "", milliseconds(explanation.overhead()), "", "")]
-    for step, part, seconds in explanation.parts():
-        mean = float(part.amount_W.mean())
-        ratio = float(part.amount_W.max()) / mean if mean else 1.0
+    for step, stage, seconds in explanation.stages():
+        mean = float(stage.amount_W.mean())
+        ratio = float(stage.amount_W.max()) / mean if mean else 1.0
         rows.append(
             (
                 of_fused if step.system == FUSED else step.system,
-                part.name,
-                human_bytes(part.bytes_sent / len(part.amount_W)) if part.is_collective else "",
+                stage.name,
+                human_bytes(stage.bytes_sent / len(stage.amount_W)) if stage.is_collective else "",
                 milliseconds(seconds),
                 f"{seconds / total:.0%}",
                 f"{ratio:.2f}",
@@ -388,7 +389,7 @@ def _print_breakdown(explanation: Explanation) -> None:
         )
     print_table(
         f"a step, {milliseconds(total)} ms",
-        ("sharding", "part", "a rank sends", "ms", "share", "busiest to mean"),
+        ("sharding", "stage", "a rank sends", "ms", "share", "busiest to mean"),
         rows,
     )
 

@@ -23,7 +23,7 @@ __all__ = ["page", "write_report"]
 MOST_RANKS, MOST_CURVES, MOST_ROWS, MOST_TICKS = 128, 24, 400, 16
 HOT_MB = (0, 1, 4, 16, 64, 256, 1024)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-COLORS = {  # kinds of parts, the same in all plots
+COLORS = {  # kinds of stages, the same in all plots
     "start of the step": "#9aa0a6",
     "ids": "#f4b400",
     "wire": "#4285f4",
@@ -121,11 +121,11 @@ def _plot(name: str, figure: go.Figure) -> str:
     return text
 
 
-def kind_of(part: str, kind: str, is_collective: bool) -> str:
-    """Returns what a part of a step is in the plots."""
-    if part.startswith("hot"):
+def kind_of(stage: str, kind: str, is_collective: bool) -> str:
+    """Returns what a stage of a step is in the plots."""
+    if stage.startswith("hot"):
         return "hot rows"
-    if part.startswith("sync"):
+    if stage.startswith("sync"):
         return "2D sync"
     if is_collective:
         return "wire"
@@ -133,14 +133,14 @@ def kind_of(part: str, kind: str, is_collective: bool) -> str:
 
 
 def _by_kind(decision: Decision) -> dict[str, float]:
-    """Returns the milliseconds of each kind of part."""
+    """Returns the milliseconds of each kind of stage."""
     cluster = decision.cluster
     sums = dict.fromkeys(COLORS, 0.0)
     for step in decision.steps:
         sums["start of the step"] += 1e3 * step.overhead(cluster)
-        for part in step.parts:
-            kind = kind_of(part.name, part.kind, part.is_collective)
-            sums[kind] += 1e3 * part.seconds(cluster, step.rates(cluster))
+        for stage in step.stages:
+            kind = kind_of(stage.name, stage.kind, stage.is_collective)
+            sums[kind] += 1e3 * stage.seconds(cluster, step.rates(cluster))
     return sums
 
 
@@ -174,9 +174,9 @@ def _load(explanation: Explanation) -> go.Figure:
         }
     )
     by_kind: dict[str, Any] = {}
-    for step, part, _ in explanation.parts():
-        busy_W = 1e3 * part.seconds_W(decision.cluster, step.rates(decision.cluster))
-        kind = kind_of(part.name, part.kind, part.is_collective)
+    for step, stage, _ in explanation.stages():
+        busy_W = 1e3 * stage.seconds_W(decision.cluster, step.rates(decision.cluster))
+        kind = kind_of(stage.name, stage.kind, stage.is_collective)
         by_kind[kind] = by_kind.get(kind, 0.0) + busy_W
     for kind, busy in by_kind.items():
         figure.add_bar(x=shown, y=busy[shown], name=kind, marker_color=COLORS[kind])

@@ -221,7 +221,7 @@ def _possible(
     """Returns the shardings of each table that the ranks of a group can have.
 
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
-    2D no table is data-parallel, and gradients are shared of tables with fused rows only.  A stock
+    2D no table is data-parallel, and gradients are shared of fused tables only.  A stock
     sharding is not looked at where a fused one does the same with fewer collectives and bytes, nor
     are owners that would send more rows than travel without them.
     """
@@ -236,7 +236,7 @@ def _possible(
             can.discard(FUSED_COLUMN_WISE)
         if groups.number > 1:
             can.discard("data_parallel")
-            can &= {FUSED} if groups.sync == "gradients" else can
+            can &= set(FUSED_TYPES) if groups.sync == "gradients" else can
         can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
         if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
             can -= set(OWNER_POOLED)

@@ -131,7 +131,7 @@ class Decision:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """A step of every sharding that is in use."""
+        """Returns a step of every sharding that is in use."""
         return [
             self._fused_step() if places == self.fused_places else self._stock_step(places)
             for places in self.places_of_steps
@@ -168,7 +168,7 @@ class Decision:
 
     @cached_property
     def seconds(self) -> float:
-        """How long a step takes."""
+        """Returns how long a step takes."""
         return sum(step.seconds(self.cluster) for step in self.steps)
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
-from fusedrec_torchrec.planner.cost.parts import Groups, Step
+from fusedrec_torchrec.planner.cost.stages import Groups, Step
 from fusedrec_torchrec.planner.cost.step import SLACK, fused_step, stock_step, with_sync
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.sharding.sharding_type import (
@@ -96,7 +96,7 @@ class Prices:
                 prices.append(known[key])
             self.of_tables[system] = np.array(prices)
         step = stock_step(TABLE_WISE, [nothing], batch, self.ranks).in_groups(groups)
-        self._wire = next(p for p in step.parts if p.name == "rows").line(cluster)[1]
+        self._wire = next(stage for stage in step.stages if stage.name == "rows").line(cluster)[1]
         twice = 2 * self.ranks / GB  # lookup and update, for all ranks
         self._touch = twice / cluster.fused.lookup
         self._lookup = {
@@ -129,18 +129,20 @@ class Prices:
                 owners=owners,
             )
             if not self._exact_counts:  # whose messages have one capacity for all tables
-                step.parts = [
+                stages = [
                     replace(p, amount_W=p.amount_W * (1 + SLACK)) if p.name == "ids" else p
-                    for p in step.parts
+                    for p in step.stages
                     if p.name != "counts"
                 ]
+                step = replace(step, stages=stages)
         else:
             step = stock_step(system, [spread], self._batch, self.ranks, on_host=[host])
         if owned:
-            step.parts = [
+            stages = [
                 replace(p, amount_W=np.zeros(self.ranks)) if p.name in ALONE else p
-                for p in step.parts
+                for p in step.stages
             ]
+            step = replace(step, stages=stages)
         return with_sync(step, [spread], self._batch, self._groups, even)
 
     def of_first(self, system: str, count: Mapping[str, int]) -> float:

@@ -104,7 +104,7 @@ def _ranks_of(env: ShardingEnv) -> list[int]:
 def _facts_of_plan(table: str, sharding: ParameterSharding, ranks: list[int]) -> Facts:
     """Returns facts of a table's plan; ranks are numbered within the group that it is for."""
     number = {rank: i for i, rank in enumerate(ranks)}
-    given = {each.name: getattr(sharding, each.name) for each in fields(sharding)}
+    given = {field.name: getattr(sharding, field.name) for field in fields(sharding)}
     spec, planned_ranks = given.pop("sharding_spec"), given.pop("ranks")
     if isinstance(spec, EnumerableShardingSpec):
         given["ranks"] = [number.get(rank, rank) for rank in planned_ranks or []]

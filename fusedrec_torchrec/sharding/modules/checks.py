@@ -7,7 +7,7 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = ["check_dense_sequences", "check_frozen"]
 
@@ -22,7 +22,7 @@ def check_frozen(module: nn.Module, plan: Mapping[str, ParameterSharding]) -> No
     """
     for name, parameter in module.named_parameters():
         table = name.split(".")[-2]
-        if parameter.requires_grad or table not in plan or plan[table].sharding_type == FUSED:
+        if parameter.requires_grad or table not in plan or plan[table].sharding_type in FUSED_TYPES:
             continue
         raise ValueError(
             f"table {table!r} has requires_grad False and is sharded {plan[table].sharding_type}, "
@@ -45,7 +45,11 @@ def check_dense_sequences(
         return
     for table, sharding in plan.items():
         is_local = sharding.sharding_type == ShardingType.DATA_PARALLEL.value
-        if sharding.compute_kernel == DENSE and sharding.sharding_type != FUSED and not is_local:
+        if (
+            sharding.compute_kernel == DENSE
+            and sharding.sharding_type not in FUSED_TYPES
+            and not is_local
+        ):
             raise ValueError(
                 f"plan of table {table!r} ({sharding.sharding_type} on cpu): compute_kernel is "
                 f"'dense', must be 'fused' in an EmbeddingCollection: FBGEMM's dense kernel "

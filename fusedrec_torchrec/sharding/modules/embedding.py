@@ -31,7 +31,7 @@ from fusedrec_torchrec.sharding.modules.dense_sequences import CpuDpSequenceEmbe
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
 from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = ["FusedShardedEmbeddingCollection"]
 
@@ -59,8 +59,8 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
             name
-            for each in self._sharding_type_to_sharding.values()
-            for name in each.feature_names()
+            for sharding in self._sharding_type_to_sharding.values()
+            for name in sharding.feature_names()
         ]
         if FUSED not in self._sharding_types:
             return
@@ -74,7 +74,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
             weighted=False,
             device=self._device,
         )
-        modules.add_fused_tables(table.name for table in self.fused.layout.tables)
+        modules.add_fused_tables(table.name for table in self.fused.tables.tables)
         # TorchRec takes the order of features from the first batch; ours is canonical.
         self._create_input_dist(self.fused.features.names)
         self._has_uninitialized_input_dist = False
@@ -106,12 +106,14 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         if self.fused is not None:
             plan = self.module_sharding_plan
-            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+            refuse_tracker(name for name in plan if plan[name].sharding_type in FUSED_TYPES)
         super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._sharding_type_to_sharding.values()
-        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        stock = [
+            sharding for sharding in shardings if not isinstance(sharding, FusedEmbeddingSharding)
+        ]
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 

@@ -20,6 +20,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.compat.awaitables import parts_of_pooled
@@ -29,9 +30,13 @@ from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
-from fusedrec_torchrec.sharding.modules.fused_tables import CheckNames, FusedTables
+from fusedrec_torchrec.sharding.modules.fused_tables import (
+    CheckNames,
+    FusedTables,
+    with_one_fused_type,
+)
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = ["FusedShardedEmbeddingBagCollection"]
 
@@ -61,7 +66,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.fused: FusedTables | None = None
         self._stock_stand_in: StockStandIn | None = None
         self._slot_names = [
-            name for each in self._embedding_shardings for name in each.feature_names()
+            name for sharding in self._embedding_shardings for name in sharding.feature_names()
         ]
         if FUSED not in self._sharding_types:
             return
@@ -75,13 +80,22 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._is_weighted,
             self._device,
         )
-        modules.add_fused_tables(table.name for table in self.fused.layout.tables)
+        modules.add_fused_tables(table.name for table in self.fused.tables.tables)
         self._divisor_free = self._columns_without_divisor()
         # TorchRec takes the order of features from the first batch; ours is canonical.
         self._create_input_dist(self.fused.features.names)
         if self._has_mean_pooling_callback:
             self._init_mean_pooling_callback(self.fused.features.names, None)
         self._has_uninitialized_input_dist = False
+
+    @classmethod
+    def create_grouped_sharding_infos(
+        cls, module: EmbeddingBagCollectionInterface, *args: Any, **kwargs: Any
+    ) -> dict[str, list[EmbeddingShardingInfo]]:
+        """Returns tables by sharding type; all types of fused tables are one, in one exchange."""
+        grouped = super().create_grouped_sharding_infos(module, *args, **kwargs)
+        order = [config.name for config in module.embedding_bag_configs()]
+        return with_one_fused_type(grouped, order)
 
     @classmethod
     def create_embedding_bag_sharding(
@@ -92,7 +106,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        if sharding_infos[0].param_sharding.sharding_type == FUSED:
+        if sharding_infos[0].param_sharding.sharding_type in FUSED_TYPES:
             return FusedEmbeddingSharding(
                 sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry
             )
@@ -103,12 +117,14 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         if self.fused is not None:
             plan = self.module_sharding_plan
-            refuse_tracker(name for name in plan if plan[name].sharding_type == FUSED)
+            refuse_tracker(name for name in plan if plan[name].sharding_type in FUSED_TYPES)
         super().register_post_lookup_tracker_fn(record_fn)
 
     def _create_input_dist(self, *args: Any, **kwargs: Any) -> None:
         shardings = self._embedding_shardings
-        stock = [each for each in shardings if not isinstance(each, FusedEmbeddingSharding)]
+        stock = [
+            sharding for sharding in shardings if not isinstance(sharding, FusedEmbeddingSharding)
+        ]
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 

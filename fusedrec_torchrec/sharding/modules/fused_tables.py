@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.distributed.embedding_sharding import EmbeddingSharding, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_sharding import (
+    EmbeddingSharding,
+    EmbeddingShardingInfo,
+    KJTListSplitsAwaitable,
+)
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, ParameterSharding
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
@@ -25,9 +29,9 @@ from fusedrec_torchrec.hot.rows import HotRows
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.length_limits import LengthLimits
 from fusedrec_torchrec.sharding.modules.stock_ids import StockIds
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
-__all__ = ["CheckNames", "FusedTables", "fused_tables_of"]
+__all__ = ["CheckNames", "FusedTables", "fused_tables_of", "with_one_fused_type"]
 
 # Refuses what can only be known when all modules are sharded.
 CheckNames = Callable[[], None]
@@ -64,11 +68,12 @@ class FusedTables:
         assert isinstance(sharding, FusedEmbeddingSharding)
         self.options = sharding.settings.options
         self.layout = sharding.layout
+        self.tables = sharding.tables
         self.wires = sharding.wires
         self.replications = sharding.lookup.replication.members
         processed = sharding.settings.processed
         self.features = CanonicalFeatures(
-            [name for each in shardings.values() for name in each.feature_names()],
+            [name for sharding in shardings.values() for name in sharding.feature_names()],
             known=known_features,
             refuse_extra=self.options.extra_features == "error",
             weighted=weighted,
@@ -88,12 +93,15 @@ class FusedTables:
 
     def hashed_tables(self) -> list[str]:
         """Returns the names of tables whose ids are raw values."""
-        return [table.name for table in self.layout.tables if self.options.hashes(table.name)]
+        return [table.name for table in self.tables.tables if self.options.hashes(table.name)]
 
     @property
     def hot(self) -> HotRows | None:
         """The hot rows of the tables; None if there are none."""
-        return next((part for part in self.replications if isinstance(part, HotRows)), None)
+        return next(
+            (replication for replication in self.replications if isinstance(replication, HotRows)),
+            None,
+        )
 
     def hot_ids(self) -> dict[str, torch.Tensor]:
         """Returns the ids of the hot rows by table."""
@@ -131,7 +139,7 @@ class FusedTables:
                 batch = self.features.stand_in(features)
             else:
                 reports += [
-                    (each.bad(batch), partial(each.describe, batch)) for each in self._checks
+                    (check.bad(batch), partial(check.describe, batch)) for check in self._checks
                 ]
             return batch, self._notes(training, reports=reports)
 
@@ -164,6 +172,25 @@ class FusedTables:
         rows = received[self.index]
         assert isinstance(rows, ReceivedRows)
         contexts[self.index] = rows.context
+
+
+def with_one_fused_type(
+    grouped: Mapping[str, list[EmbeddingShardingInfo]], order: Sequence[str]
+) -> dict[str, list[EmbeddingShardingInfo]]:
+    """Puts the fused tables of all types together, in the place of the first.
+
+    Args:
+        grouped: tables by sharding type.
+        order: names of the module's tables.
+    """
+    fused = [info for kind, infos in grouped.items() if kind in FUSED_TYPES for info in infos]
+    fused.sort(key=lambda info: order.index(info.embedding_config.name))
+    joined: dict[str, list[EmbeddingShardingInfo]] = {}
+    for kind, infos in grouped.items():
+        joined.setdefault(
+            FUSED if kind in FUSED_TYPES else kind, fused if kind in FUSED_TYPES else infos
+        )
+    return joined
 
 
 def fused_tables_of(model: nn.Module) -> list[tuple[str, FusedTables]]:

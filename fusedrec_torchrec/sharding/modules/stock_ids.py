@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.transfer import to_device
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = ["StockIds"]
 
@@ -32,7 +32,7 @@ class StockIds:
     ) -> None:
         self._smallest: dict[str, BaseEmbeddingConfig] = {}  # by feature, of its stock tables
         for config in configs:
-            if plan[config.name].sharding_type == FUSED or config.use_virtual_table:
+            if plan[config.name].sharding_type in FUSED_TYPES or config.use_virtual_table:
                 continue
             for feature in config.feature_names:
                 other = self._smallest.get(feature, config)

@@ -9,8 +9,9 @@ Where a run stands follows from the numbers of batches and the rates so far alon
 checkpoint needs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Alternation", "Rates"]
 
@@ -20,7 +21,7 @@ LEAST_RATE, HIGHEST_RATE = 1 / 64, 1.0
 
 @dataclass
 class Rates:
-    """The rate at which hot and cold batches alternate, from each batch on.
+    """Is the rate at which hot and cold batches alternate, from each batch on.
 
     Attributes:
         adaptive: whether evaluations change it.
@@ -49,13 +50,22 @@ class Rates:
             self._change(batch, min(rate * 2, HIGHEST_RATE))
             self.losses = [loss]
 
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint has to keep."""
+        return {"changes": self.changes, "losses": self.losses}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state`` has returned."""
+        self.changes = [(first, rate) for first, rate in state["changes"]]
+        self.losses = list(state["losses"])
+
     def _change(self, batch: int, rate: float) -> None:
         self.changes = [(first, r) for first, r in self.changes if first < batch]
         self.changes.append((batch, rate))
 
 
 class Alternation:
-    """The order of some hot and some cold batches.
+    """Is the order of some hot and some cold batches.
 
     Args:
         hot: number of hot batches.

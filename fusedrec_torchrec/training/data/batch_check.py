@@ -11,7 +11,7 @@ __all__ = ["BatchCheck", "CheckedBatch", "stand_in"]
 
 @dataclass
 class CheckedBatch(Batch):
-    """A batch, and what is wrong with it; None if nothing is."""
+    """Holds a batch, and what is wrong with it; None if nothing is."""
 
     problem: str | None = None
 

@@ -14,7 +14,7 @@ KINDS = ("nan", "inf", "id", "negative", "label", "gradient")
 
 @dataclass
 class FaultySource:
-    """A source, some of whose samples are bad, the same ones in every reading.
+    """Is a source, some of whose samples are bad, the same ones in every reading.
 
     Attributes:
         source: the good one.

@@ -13,7 +13,7 @@ SHARE_SAMPLES = 1 << 16
 
 @dataclass(frozen=True)
 class HotFirst:
-    """FAE's hot and cold batches, formed as the data comes.
+    """Forms FAE's hot and cold batches as the data comes.
 
     Every lane brings the hot samples of a chunk to its front.  So the chunk's first batches are hot
     in all lanes, on all ranks, and nobody needs to know more: a batch that turns out to have cold

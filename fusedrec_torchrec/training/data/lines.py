@@ -18,7 +18,7 @@ SUFFIXES = (".gz", ".tsv", ".txt", ".csv")
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole lines of a file.
+    """Holds some whole lines of a file.
 
     Attributes:
         data: the lines, each with its line end.
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True)
 class TextFile:
-    """One text file; ``.gz`` is recognised by its content, not by its name."""
+    """Is one text file; ``.gz`` is recognised by its content, not by its name."""
 
     path: Path
 

@@ -27,7 +27,7 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """The batches of one rank.
+    """Reads the batches of one rank.
 
     Args:
         source: the samples.
@@ -163,7 +163,7 @@ def _blocks(source: Source, span: tuple[int, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A sampler: chunk after chunk, over all epochs."""
+    """Is a sampler: chunk after chunk, over all epochs."""
 
     first: int
     stop: int | None
@@ -177,7 +177,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Several batches in a few tensors, so that little is handed over between processes.
+    """Holds several batches in a few tensors, so that little is handed over between processes.
 
     Attributes:
         dense: [batches, samples, dense features].
@@ -235,7 +235,7 @@ class _Unreadable:
 
 
 class _Chunks(Dataset[_Chunk | _Unreadable]):
-    """A data set of chunks by number, counted over epochs."""
+    """Is a data set of chunks by number, counted over epochs."""
 
     def __init__(
         self,

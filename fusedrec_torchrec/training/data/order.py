@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The order of the samples ``first`` to ``first + samples`` of a source.
+    """Is the order of the samples ``first`` to ``first + samples`` of a source.
 
     What does not fill a batch at the end of an epoch is left out; with shuffling that is something
     else in each epoch.

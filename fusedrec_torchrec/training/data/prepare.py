@@ -79,7 +79,7 @@ def prepare(
 
 
 class _Preparation:
-    """A preparation, which goes on where one that was stopped was."""
+    """Is a preparation, which goes on where one that was stopped was."""
 
     def __init__(
         self,

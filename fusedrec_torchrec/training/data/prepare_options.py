@@ -1,8 +1,8 @@
 """What a user can choose about the preparation of text."""
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+from fusedrec_torchrec.core.config import OwnWords, section
 from fusedrec_torchrec.training.data.vocabulary import RESERVED
 
 __all__ = ["DENSE_TRANSFORMS", "ON_BAD_LINE", "DenseTransform", "OnBadLine", "PrepareOptions"]
@@ -13,7 +13,7 @@ OnBadLine = Literal["error", "skip"]
 ON_BAD_LINE: tuple[OnBadLine, ...] = get_args(OnBadLine)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class PrepareOptions:
     """Says how text becomes parquet.
 
@@ -30,8 +30,8 @@ class PrepareOptions:
 
     min_count: int = 1
     max_rows: int | None = None
-    dense_transform: DenseTransform = "log"
-    on_bad_line: OnBadLine = "error"
+    dense_transform: OwnWords[DenseTransform] = "log"
+    on_bad_line: OwnWords[OnBadLine] = "error"
     part_rows: int = 1 << 19
     group_rows: int = 8192
     memory_mb: int = 1024

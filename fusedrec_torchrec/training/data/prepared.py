@@ -27,7 +27,7 @@ CACHED_GROUPS = 16
 
 
 class PreparedData:
-    """A ``Source`` of prepared samples, in the order of the text they come from."""
+    """Is a ``Source`` of prepared samples, in the order of the text they come from."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -108,7 +108,7 @@ class PreparedData:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """First sample of each row group, and the end."""
+        """Holds the first sample of each row group, and the end."""
         return np.cumsum([0] + [group.samples for group in self._groups])
 
     @cached_property

@@ -34,36 +34,51 @@ VERSION = 1
 
 @section
 class _PartFile:
+    """Names a file of prepared data.
+
+    Attributes:
+        file: name of a file in the folder.
+        samples: number of its rows.
+    """
+
     file: str
-    """Name of a file in the folder."""
     samples: int = Field(ge=1)
-    """Number of its rows."""
 
 
 @section
 class _BadLines:
+    """Says which lines of the text were left out.
+
+    Attributes:
+        counts: lines that were left out, by what is wrong with them.
+        examples: the first few.
+    """
+
     counts: dict[str, int]
-    """Lines that were left out, by what is wrong with them."""
     examples: list[str]
-    """The first few."""
 
 
 @section
 class _Manifest:
+    """Says what a folder of prepared data holds.
+
+    Attributes:
+        identity: what the data was made of, and how.
+        dense: columns of dense features.
+        tables: rows of each table, by its column.
+        parts: the files, in order.
+        samples: rows of all files.
+        clicks: labels that are 1.
+        bad_lines: what was left out of the text.
+    """
+
     identity: dict[str, Any]
-    """What the data was made of, and how."""
     dense: list[str] = Field(min_length=1)
-    """Columns of dense features."""
     tables: dict[str, int] = Field(min_length=1)
-    """Rows of each table, by its column."""
     parts: list[_PartFile] = Field(min_length=1)
-    """The files, in order."""
     samples: int = Field(ge=1)
-    """Rows of all files."""
     clicks: int = Field(ge=0)
-    """Labels that are 1."""
     bad_lines: _BadLines
-    """What was left out of the text."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.identity.get("sources"), list):
@@ -74,7 +89,7 @@ class _Manifest:
 
 
 class RowGroup(NamedTuple):
-    """A row group of a parquet file, which is read at once.
+    """Is a row group of a parquet file, which is read at once.
 
     Attributes:
         path: of the file.

@@ -6,6 +6,6 @@ __all__ = ["split"]
 
 
 def split(source: Source, held_out: float) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns first sample and number of samples of the training part and of the part held out."""
+    """Returns first sample and number of samples to train on, and of those held out."""
     train = source.samples - round(source.samples * held_out)
     return (0, train), (train, source.samples - train)

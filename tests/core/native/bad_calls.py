@@ -22,6 +22,8 @@ BAD: list[tuple[str, Arguments, str]] = [
     ("keys", {"starts": torch.zeros(2, 3).long()}, "starts and shifts must have a line for each"),
     ("keys", {"starts": torch.zeros(4).long()}, "starts must have 2 dimensions, not 1"),
     ("keys", {"key_type": torch.float32}, "key_type must be Int or Long, not Float"),
+    ("in_range", {"rows": torch.tensor([10])}, "rows must have 2 elements, not 1"),
+    ("in_range", {"counts": torch.tensor([2, 2])}, "ids must have 4 elements, not 3"),
     ("hot_table", {"keys": ints(3, -1, 8)}, "a key must be at least 0, not -1"),
     ("hot_table", {"replicas": ints(1)}, "replicas must have 3 elements, not 1"),
     ("hot_table", {"replicas": torch.arange(3)}, "replicas must be Int, not Long"),
@@ -32,20 +34,39 @@ BAD: list[tuple[str, Arguments, str]] = [
     ("dedup", {"part_starts": torch.arange(4)}, "part_starts must be Int, not Long"),
     ("dedup", {"hot_table": ints(1, 2)[None]}, "hot_table must be a power of two of pairs"),
     ("dedup", {"hot_table": torch.zeros(2, 2)}, "hot_table must be Int, not Float"),
-    ("pack", {"header": 9}, "header must be in [0, 8], not 9"),
-    ("pack", {"header": -1}, "header must be in [0, 8], not -1"),
-    ("pack", {"keys": ints(1, 3, 5, 12)}, "counts are of 5 keys, but there are 4"),
-    ("pack", {"keys": ints(1, 4, 5, 12, 25)}, "every key must be in the part"),
-    ("pack", {"part_starts": ints(0, 4, 10)}, "part_starts must have 7 elements, not 3"),
-    (
-        *("pack", {"messages": torch.zeros(4, 8, dtype=torch.int32)}),
-        "messages must be for at most 3 owners, not for 4",
-    ),
-    ("pack", {"counts": torch.tensor([[9, 1, 0], [1, 0, -6]])}, "counts must be at least 0"),
-    ("unpack", {"messages": torch.full((2, 8), 5, dtype=torch.int32)}, "damaged message of rank 0"),
-    ("unpack", {"messages": torch.full((2, 8), -1, dtype=torch.int32)}, "damaged message of rank"),
-    ("unpack", {"header": 9}, "0 <= first <= end <= header <= 8 must hold, not with 1, 3 and 9"),
-    ("unpack", {"first": -1}, "0 <= first <= end <= header <= 8 must hold, not with -1, 3 and 4"),
+    ("distinct_bags", {"lengths": ints(2, 1, 0)}, "lengths must have 4 elements, not 3"),
+    ("distinct_bags", {"lengths": ints(2, 1, -1, 3)}, "lengths must be at least 0"),
+    ("distinct_bags", {"ids": torch.arange(4)}, "ids must have 5 elements, not 4"),
+    ("distinct_bags", {"weights": torch.ones(4)}, "weights must have 5 elements, not 4"),
+    ("distinct_bags", {"tables": torch.tensor([0])}, "tables must have 2 elements, not 1"),
+    ("distinct_bags", {"looks": torch.ones(2)}, "looks must be Bool, not Float"),
+    ("bag_units", {"distinct": torch.tensor([2, 2])}, "lengths must have 4 elements, not 3"),
+    ("bag_units", {"ends": torch.tensor([1, 4])}, "ends must be in [0, 4), but element 1 is 4"),
+    ("bag_units", {"ends": torch.tensor([3, 1])}, "ends must not descend"),
+    ("bag_units", {"ranks": 1}, "owners of shards must be in [0, 1)"),
+    ("bag_units", {"buckets": 0}, "buckets of shards must be in [0, 0)"),
+    ("bag_cells", {"numbers": ints(0, 1, 3, -1)}, "every number must be that of a distinct bag"),
+    ("bag_cells", {"unit_places": ints(0, 1, 3)}, "every number must be that of a distinct bag"),
+    ("bag_cells", {"bags": [1, 3]}, "bags must be equally many side by side"),
+    ("bag_cells", {"shards": [1, 0]}, "shards must be at least 1, not 0"),
+    ("pack_bags", {"starts": [1, 20]}, "the words of owner 1 do not fit"),
+    ("pack_bags", {"starts": [-1, 8]}, "the words of owner 0 do not fit"),
+    ("pack_bags", {"bags": ints(2, 0, 3, 2)}, "bags must be in [0, 3), but element 2 is 3"),
+    ("pack_bags", {"ids": torch.tensor([[2, 6]])}, "ids are fewer than the units have"),
+    ("pack_bags", {"ids": torch.tensor([[3, 5]])}, "ids are fewer than the units have"),
+    ("pack_bags", {"ids": torch.tensor([[4, 6]])}, "ids are more than the units have"),
+    ("pack_bags", {"rows": ints(4, 7), "weights": None}, "rows must have 6 elements, not 2"),
+    ("pack_rows", {"starts": [3, 16]}, "the 1 rows of owner 1 do not fit from 16 on"),
+    ("pack_rows", {"starts": [-1, 11]}, "the 3 rows of owner 0 do not fit from -1 on"),
+    ("pack_rows", {"keys": ints(1, 3, 5, 12)}, "counts are of 5 keys, but there are 4"),
+    ("pack_rows", {"keys": ints(1, 4, 5, 12, 25)}, "every key must be in the part"),
+    ("pack_rows", {"part_starts": ints(0, 4, 10)}, "part_starts must have 7 elements, not 3"),
+    ("pack_rows", {"starts": [0, 4, 8, 12]}, "starts must be for at most 3 owners, not for 4"),
+    ("pack_rows", {"counts": torch.tensor([[9, 1, 0], [1, 0, -6]])}, "counts must be at least 0"),
+    ("unpack", {"sizes": [3, 0, 2, 3]}, "damaged message of rank 1"),
+    ("unpack", {"sizes": [-1, 4, 0, 0]}, "sizes must be at least 0, not -1"),
+    ("unpack", {"sizes": [3]}, "sizes must have 4 elements, not 1"),
+    ("unpack", {"header": 9}, "header must be in [0, 8], not 9"),
     ("bag_sums", {"rows": ints(0, 3, 1, 1)}, "rows must be in [0, 3), but element 1 is 3"),
     ("bag_sums", {"rows": ints(0, 2, 1, -1)}, "rows must be in [0, 3), but element 3 is -1"),
     ("bag_sums", {"rows": ints(0, 2, 2**28, 1), "addresses": None}, "but element 2 is 268435456"),
@@ -135,6 +156,9 @@ def call_everything(examples: int) -> Iterator[str]:
         call(name, good())
         list(throw(name, examples))
     empty = torch.zeros(2, 4, dtype=torch.int32)
-    assert call("unpack", {"messages": empty, "first": 1, "end": 3, "header": 4}).numel() == 0
+    assert (
+        call("unpack", {"messages": empty, "header": 4, "sizes": [0, 0], "segments": 1})[0].numel()
+        == 0
+    )
     list(bad_calls())
     yield origin

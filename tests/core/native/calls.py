@@ -25,6 +25,14 @@ def keys() -> Arguments:
     }
 
 
+def in_range() -> Arguments:
+    return {
+        "ids": torch.tensor([0, 9, 4]),
+        "counts": torch.tensor([2, 1]),
+        "rows": torch.tensor([10, 5]),
+    }
+
+
 def hot_table() -> Arguments:
     return {"keys": ints(3, 5, 8), "replicas": ints(20, 21, 22)}
 
@@ -37,20 +45,69 @@ def dedup() -> Arguments:
     }
 
 
-def pack() -> Arguments:
+def pack_rows() -> Arguments:
     return {
         "keys": ints(1, 3, 5, 12, 25),
         "counts": torch.tensor([[2, 1, 0], [1, 0, 1]]),
         "part_starts": ints(0, 4, 10, 11, 15, 20, 30),
-        "header": 3,
-        "messages": torch.zeros(2, 8, dtype=torch.int32),
+        "starts": [3, 11],
+        "words": torch.zeros(16, dtype=torch.int32),
     }
 
 
 def unpack() -> Arguments:
     messages = torch.arange(16, dtype=torch.int32).view(2, 8)
-    messages[:, 1:3] = torch.tensor([[2, 1], [0, 4]])
-    return {"messages": messages, "first": 1, "end": 3, "header": 4}
+    return {"messages": messages, "header": 4, "sizes": [3, 0, 2, 2], "segments": 2}
+
+
+def distinct_bags() -> Arguments:
+    """Two slots of one table with two bags each; the last is like the first."""
+    return {
+        "ids": torch.tensor([4, 7, 2, 4, 7]),
+        "lengths": ints(2, 1, 0, 2),
+        "weights": torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0]),
+        "bags": [2, 2],
+        "tables": torch.tensor([0, 0]),
+        "looks": torch.tensor([True, True]),
+    }
+
+
+def bag_units() -> Arguments:
+    """Two slots: the table of the first is on one rank, that of the second on two."""
+    return {
+        "lengths": ints(2, 1, 3),
+        "distinct": torch.tensor([2, 1]),
+        "ends": torch.tensor([1, 3]),
+        "shards": torch.tensor([[0, 0, 0], [1, 0, 1], [0, 5, 9]]),
+        "buckets": 1,
+        "ranks": 2,
+    }
+
+
+def bag_cells() -> Arguments:
+    return {
+        "numbers": ints(0, 1, 2, -1),
+        "bags": [2, 2],
+        "shards": [1, 2],
+        "unit_places": ints(0, 1, 2),
+        "units": ints(1, 2, 0, 3),
+        "empty": 4,
+        "side_by_side": True,
+    }
+
+
+def pack_bags() -> Arguments:
+    return {
+        "rows": ints(4, 7, 2, 1, 1, 0),
+        "lengths": ints(2, 1, 3),
+        "weights": torch.ones(6),
+        "bags": ints(2, 0, 1, 2),
+        "first_rows": ints(5, 0, 0, 9),
+        "units": torch.tensor([[1, 3]]),
+        "ids": torch.tensor([[3, 6]]),
+        "starts": [1, 8],
+        "words": torch.zeros(24, dtype=torch.int32),
+    }
 
 
 def bag_sums() -> Arguments:
@@ -96,7 +153,8 @@ def from_bits() -> Arguments:
 GOOD: dict[str, Callable[[], Arguments]] = {
     each.__name__: each
     for each in (
-        *(keys, hot_table, dedup, pack, unpack, bag_sums, row_sums),
+        *(keys, in_range, hot_table, dedup, distinct_bags, bag_units, bag_cells, pack_bags),
+        *(pack_rows, unpack, bag_sums, row_sums),
         *(select_entries, to_bits, from_bits),
     )
 }

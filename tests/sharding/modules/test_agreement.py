@@ -256,9 +256,35 @@ def test_a_hot_set_that_one_machine_lacks_is_an_error_on_all(
     cluster_2: Cluster, tmp_path: Path
 ) -> None:
     errors = cluster_2.run(error_with_own_hot_set, str(tmp_path), [[1, 2], None])
+    missing = tmp_path / "rank_1" / "hot_set.npz"
+    assert errors == [f"on rank 1: hot set {missing} does not exist"] * 2
+
+
+def test_a_hot_set_that_nobody_has_is_an_error_of_all(cluster_2: Cluster, tmp_path: Path) -> None:
+    errors = cluster_2.run(error_with_own_hot_set, str(tmp_path), [None, None])
+    missing = tmp_path / "rank_0" / "hot_set.npz"
+    assert errors == [f"on rank 0 (rank 1, too): hot set {missing} does not exist"] * 2
+
+
+def error_with_unreadable_hot_set(folder: str) -> str:
+    """Rank 1 finds something else in the file."""
+    path = Path(folder) / f"rank_{dist.get_rank()}.npz"
+    HotSet(ROWS, {"a": np.array([1, 2])}).save(path)
+    if dist.get_rank() == 1:
+        path.write_bytes(b"not a hot set")
+    try:
+        sharded(hot=fr.HotOptions(hot_set=path))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_hot_set_that_one_rank_cannot_read_is_the_same_error_on_all(
+    cluster_2: Cluster, tmp_path: Path
+) -> None:
+    errors = cluster_2.run(error_with_unreadable_hot_set, str(tmp_path))
     assert errors[0] == errors[1]
-    assert "error is not given on rank 0 and " in errors[0]
-    assert "hot_set.npz" in errors[0]
+    assert errors[0].startswith(f"on rank 1: {tmp_path / 'rank_1.npz'} is no hot set: ")
 
 
 def error_with_other_operators(name: str, value: object, hot: bool) -> str:

@@ -18,13 +18,14 @@ SMALL_BLOCKS = 16_384
 
 # Runs `fusedrec prepare` with small files, and what the first argument says before and within.
 CHILD = """
-import os, resource, signal, sys
+import functools, os, resource, signal, sys
 from pathlib import Path
+from fusedrec_torchrec.cli import prepare as command
 from fusedrec_torchrec.cli.main import main
-from fusedrec_torchrec.training.data import lines, prepare
+from fusedrec_torchrec.training.data import lines
 
 lines.BLOCK_BYTES = 16_384
-prepare.PrepareOptions.__init__.__kwdefaults__.update(part_rows=100, group_rows=64)
+command.PrepareOptions = functools.partial(command.PrepareOptions, part_rows=100, group_rows=64)
 kind, number, *arguments = sys.argv[1:]
 if kind == "limit":  # no file may be larger
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(number), int(number)))

@@ -23,6 +23,7 @@ from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, Ra
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.topology import topology_of
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TABLE_WISE
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
@@ -146,7 +147,8 @@ def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHAPES", shapes)
         patch.setattr(module, "HOT_SHAPES", (dataclasses.replace(shapes[-1], hot=60),))
-        patch.setattr(module, "OWNED_SHAPES", ())  # which need owners that pool
+        owned = tuple((system, shapes[-1]) for system in (FUSED_TABLE_WISE, module.MIXED))
+        patch.setattr(module, "OWNED_SHAPES", owned)
         patch.setattr(module, "COLLECTIVE_SIZES", [1 << 10, 1 << 14])
         patch.setattr(module, "REPEATS", 2)
         ranks = dist.get_world_size()
@@ -163,7 +165,7 @@ def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
         for batch, pooling in ((16, 1.0), (64, 1.0), (64, 3.0))
     )
     first, second = cluster_2.run(calibrated, shapes)
-    assert first == second and first["steps"] == 13
+    assert first == second and first["steps"] == 15
     found = from_mapping(ClusterConfig, yaml.safe_load(first["yaml"]))
     assert (found.name, found.device, found.ranks, found.ranks_per_node) == ("here", "cpu", 2, 2)
     assert found.within_node.latency >= 0 and found.memory > 0.1

@@ -258,7 +258,7 @@ def test_rows_are_divided_by_load() -> None:
     balanced = decide(tables, BATCH, quick(4), search)
     assert balanced.ranges is not None and balanced.seconds < 0.8 * even.seconds
     (step,) = balanced.steps
-    rows = next(part for part in step.parts if part.name == "rows").amount_W
+    rows = next(stage for stage in step.stages if stage.name == "rows").amount_W
     assert rows.max() < 1.02 * rows.mean()
     for ranges in balanced.ranges:
         assert ranges[0] == 0 and ranges[-1] == 20_000 and (np.diff(ranges) >= 0).all()
@@ -270,7 +270,7 @@ def test_small_tables_do_not_all_begin_on_the_first_rank() -> None:
     search = SearchConfig(systems=["fused_row_wise"])
     found = decide(tables, BATCH, quick(8), search)
     (step,) = found.steps
-    asked = next(part for part in step.parts if part.name == "lookup").amount_W
+    asked = next(stage for stage in step.stages if stage.name == "lookup").amount_W
     assert asked.max() < 1.2 * asked.mean()
 
 
@@ -360,7 +360,7 @@ def test_rarely_used_tables_go_to_host_memory() -> None:
     found = decide([rare, often], BATCH, cluster)
     assert found.on_host == (True, False)
     assert found.systems[0] in (FUSED, "row_wise", "column_wise")  # on all hosts together
-    lookups = [p for s in found.steps for p in s.parts if p.name == "lookup_on_host"]
+    lookups = [p for s in found.steps for p in s.stages if p.name == "lookup_on_host"]
     assert lookups and lookups[0].seconds(cluster, cluster.fused) > 0
     assert found.memory_W.max() <= room * 1e9
     with pytest.raises(ValueError, match="does not fit"):

@@ -8,7 +8,7 @@ from fusedrec_torchrec.planner.cost.step import Groups, fused_step, stock_step, 
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.search.prices import LOADS, Prices
 from fusedrec_torchrec.sharding.sharding_type import FUSED
-from tests.planner.test_decide import BATCH, table
+from tests.planner.search.test_decide import BATCH, table
 
 CLUSTER = ClusterConfig(
     device="cpu",

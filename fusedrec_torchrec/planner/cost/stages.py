@@ -1,4 +1,4 @@
-"""A training step as the cost model sees it: a list of parts, with an amount for every rank."""
+"""A training step as the cost model sees it: a list of stages, with an amount for every rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
+from fusedrec_torchrec.sharding.grid_options import GridSync
 
-__all__ = ["COLLECTIVES", "IN_BYTES", "NO_ROWS", "Groups", "HotUse", "Part", "Step"]
+__all__ = ["COLLECTIVES", "IN_BYTES", "NO_ROWS", "Groups", "HotUse", "Stage", "Step"]
 
 COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 IN_BYTES = ("lookup", "pooling", "bag_lookup", "host_lookup")  # kinds of work, others are in ids
@@ -25,7 +26,7 @@ class Groups:
         number: groups.
         local: ranks of a group on one node; as many as can be if None.
         local_replicas: replicas of a shard on one node.
-        sync: what replicas exchange, ``weights`` or ``gradients``.
+        sync: what replicas exchange.
         sync_every: steps from one sync of weights to the next.
     """
 
@@ -33,7 +34,7 @@ class Groups:
     number: int = 1
     local: int | None = None
     local_replicas: int | None = None
-    sync: str = "weights"
+    sync: GridSync = "weights"
     sync_every: int = 1
 
 
@@ -62,12 +63,12 @@ class HotUse:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Is one part of a step: a collective, or the work of a stage.
+class Stage:
+    """Is one stage of a step: a collective, or work of the ranks themselves.
 
     Attributes:
-        name: of the stage.
-        kind: a collective, or the rate that limits the part: ``ids``, ``lookup``, ``pooling``,
+        name: what it is called.
+        kind: a collective, or the rate that limits the stage: ``ids``, ``lookup``, ``pooling``,
             ``bag_ids``, ``bag_lookup``, ``hot``.
         amount_W: bytes that each rank sends, or bytes or ids that it works on.
         ranks: that take part in the collective.
@@ -118,22 +119,22 @@ class Part:
         return base, (cluster.all_to_all(1e6, self.ranks, self.local) - base) / 1e6
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
-    """Is a training step of one system, as a list of parts.
+    """Is a training step of one system, as a list of stages.
 
     Attributes:
         system: its name.
         tables: how many there are.
         ranks: over which they are sharded.
-        parts: in the order of the step.
+        stages: in the order of the step.
         buckets: how many times a rank asks FBGEMM for rows.
     """
 
     system: str
     tables: int
     ranks: int
-    parts: list[Part] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     buckets: int = 1
 
     def look_up(
@@ -145,19 +146,19 @@ class Step:
             self.add(f"{name}_on_host", "host_lookup", (bytes_T * host_T) @ shares_TW)
 
     def add(self, name: str, kind: str, amount_W: Floats | float) -> None:
-        """Adds a part at the end, with an amount for each rank or one for all."""
+        """Adds a stage at the end, with an amount for each rank or one for all."""
         amount_W = np.broadcast_to(np.asarray(amount_W, dtype=np.float64), (self.ranks,))
-        self.parts.append(Part(name, kind, amount_W, self.ranks))
+        self.stages.append(Stage(name, kind, amount_W, self.ranks))
 
     @property
     def bytes_sent(self) -> float:
         """Bytes that all ranks send in all collectives."""
-        return sum(part.bytes_sent for part in self.parts)
+        return sum(stage.bytes_sent for stage in self.stages)
 
     @property
     def collectives(self) -> float:
         """How many collectives there are in a step, in the mean."""
-        return sum(part.times for part in self.parts if part.is_collective)
+        return sum(stage.times for stage in self.stages if stage.is_collective)
 
     def rates(self, cluster: ClusterConfig) -> RatesConfig:
         """Returns the rates of this system on a cluster."""
@@ -172,9 +173,9 @@ class Step:
     def seconds(self, cluster: ClusterConfig) -> float:
         """Returns how long the whole step takes."""
         rates = self.rates(cluster)
-        return self.overhead(cluster) + sum(part.seconds(cluster, rates) for part in self.parts)
+        return self.overhead(cluster) + sum(stage.seconds(cluster, rates) for stage in self.stages)
 
     def in_groups(self, groups: Groups) -> "Step":
         """Returns the same step where the ranks of a group are on so many nodes."""
-        parts = [replace(part, local=groups.local) for part in self.parts]
-        return replace(self, parts=parts)
+        stages = [replace(stage, local=groups.local) for stage in self.stages]
+        return replace(self, stages=stages)

@@ -15,7 +15,7 @@ from fusedrec_torchrec.planner.report.explain import Explanation
 from fusedrec_torchrec.planner.report.html_report import write_report
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
-from tests.planner.test_decide import profiled, quick, table
+from tests.planner.search.test_decide import profiled, quick, table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PLOTS = ["breakdown", "load", "coverage", "what-if-0", "what-if-1", "what-if-2", "what-if-3"]
@@ -67,8 +67,8 @@ def test_it_needs_nothing_else(report: Path) -> None:
     text = report.read_text()
     assert not re.search(r"""<(script|link|img|iframe)[^>]*\b(src|href)=""", text)
     assert "<table 0>" not in text and "&lt;table 0&gt;" in text  # names are not markup
-    for part in ("What limits:", "What would help:", "What if: memory for hot rows", "long"):
-        assert part in text
+    for heading in ("What limits:", "What would help:", "What if: memory for hot rows", "long"):
+        assert heading in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt install chromium)")

@@ -86,17 +86,17 @@ def test_fused_by_hand() -> None:
     tables = two_tables()
     unique_a, unique_b = 10 * (1 - 0.9**4), 1000 * (1 - 0.999**8)
     step = fused_step(tables, 4, 2, exact_counts=True)
-    parts = {part.name: part.amount_W for part in step.parts}
+    stages = {stage.name: stage.amount_W for stage in step.stages}
     rows = (unique_a * 8 + unique_b * 16) * 4
-    assert parts["dedup"].tolist() == [12.0, 12.0]
-    np.testing.assert_allclose(parts["ids"], (unique_a + unique_b) / 2 * 4)
-    np.testing.assert_allclose(parts["rows"], rows / 2)
-    np.testing.assert_allclose(parts["gradients"], rows / 2)
-    np.testing.assert_allclose(parts["lookup"], rows)
-    np.testing.assert_allclose(parts["pooling"], (4 * 8 + 8 * 16) * 4)
+    assert stages["dedup"].tolist() == [12.0, 12.0]
+    np.testing.assert_allclose(stages["ids"], (unique_a + unique_b) / 2 * 4)
+    np.testing.assert_allclose(stages["rows"], rows / 2)
+    np.testing.assert_allclose(stages["gradients"], rows / 2)
+    np.testing.assert_allclose(stages["lookup"], rows)
+    np.testing.assert_allclose(stages["pooling"], (4 * 8 + 8 * 16) * 4)
     assert step.collectives == 4
     padded = fused_step(tables, 4, 2)
-    ids = next(part for part in padded.parts if part.name == "ids")
+    ids = next(stage for stage in padded.stages if stage.name == "ids")
     # 5.7 rows of each owner fit into the smallest message, 64.
     assert ids.amount_W.tolist() == [(3 + 2 + 64) * 4.0] * 2
 
@@ -107,7 +107,7 @@ def test_uneven_ranges_show_in_the_busiest_rank() -> None:
     even, uneven = fused_step(tables, 4, 2), fused_step(tables, 4, 2, ranges)
     cluster = ClusterConfig(ranks=2)
     assert uneven.seconds(cluster) > even.seconds(cluster)
-    rows = next(part for part in uneven.parts if part.name == "rows").amount_W
+    rows = next(stage for stage in uneven.stages if stage.name == "rows").amount_W
     unique_a, unique_b = (t.unique(4) for t in tables)
     np.testing.assert_allclose(rows, [unique_a * 32 + unique_b * 16, unique_b * 48])
 
@@ -120,23 +120,23 @@ def test_rows_are_split_as_torchrec_splits_them(rows: int, ranks: int) -> None:
     assert sizes.max() == pytest.approx(block)
 
 
-def parts_of(step: Step) -> dict[str, float]:
+def stages_of(step: Step) -> dict[str, float]:
     """The busiest rank's amounts."""
-    return {part.name: float(part.amount_W.max()) for part in step.parts}
+    return {stage.name: float(stage.amount_W.max()) for stage in step.stages}
 
 
 def test_hot_rows_by_hand() -> None:
     tables = two_tables()
     step = fused_step(tables, 4, 2, hot=HotUse(np.array([10, 0])), exact_counts=True)
-    parts, unique_b = parts_of(step), 1000 * (1 - 0.999**8)
-    assert parts["hot_lookup"] == 12.0  # all ids are looked for
-    assert parts["rows"] == pytest.approx(unique_b * 64 / 2)  # table a needs no exchange
+    stages, unique_b = stages_of(step), 1000 * (1 - 0.999**8)
+    assert stages["hot_lookup"] == 12.0  # all ids are looked for
+    assert stages["rows"] == pytest.approx(unique_b * 64 / 2)  # table a needs no exchange
     met_a = 10 * (1 - 0.9**4)
-    assert parts["hot_sync"] == pytest.approx(met_a * (8 + 1) * 4)
-    assert parts["pooling_backward"] == 4 * (8 + 16) * 4
+    assert stages["hot_sync"] == pytest.approx(met_a * (8 + 1) * 4)
+    assert stages["pooling_backward"] == 4 * (8 + 16) * 4
     # Of many ranks, an all-reduce over all hot rows is less.
     many = fused_step(tables, 4, 64, hot=HotUse(np.array([10, 0])))
-    sync = next(part for part in many.parts if part.name == "hot_sync")
+    sync = next(stage for stage in many.stages if stage.name == "hot_sync")
     assert sync.kind == "all_reduce"
     assert sync.amount_W[0] == pytest.approx(2 * 63 / 64 * 10 * (8 + 1) * 4)
 
@@ -147,17 +147,17 @@ def test_groups_by_hand() -> None:
     weights = with_sync(step, tables, 4, Groups(2, 3, sync_every=2))
     used = [10 * (1 - 0.9**16), 1000 * (1 - 0.999**32)]  # by a group in two steps
     anywhere = [10 * (1 - 0.9**48), 1000 * (1 - 0.999**96)]
-    parts = {part.name: part for part in weights.parts}
-    np.testing.assert_allclose(parts["sync_ids"].amount_W, 2 * sum(used) / 2 * 4 * 1.125)
+    stages = {stage.name: stage for stage in weights.stages}
+    np.testing.assert_allclose(stages["sync_ids"].amount_W, 2 * sum(used) / 2 * 4 * 1.125)
     row_bytes = [8 * 4 + 4, 16 * 4 + 4]
     rows = sum(n * size for n, size in zip(anywhere, row_bytes, strict=True)) / 2
-    np.testing.assert_allclose(parts["sync_rows"].amount_W, 2 * 2 / 3 * rows)
-    assert parts["sync_rows"].times == 0.5 and not parts["sync_rows"].can_hide
-    assert (parts["sync_rows"].ranks, parts["rows"].ranks) == (3, 2)
+    np.testing.assert_allclose(stages["sync_rows"].amount_W, 2 * 2 / 3 * rows)
+    assert stages["sync_rows"].times == 0.5 and not stages["sync_rows"].can_hide
+    assert (stages["sync_rows"].ranks, stages["rows"].ranks) == (3, 2)
     shared = with_sync(step, tables, 4, Groups(2, 3, sync="gradients"))
     once = [10 * (1 - 0.9**8), 1000 * (1 - 0.999**16)]
     sent = (once[0] * 9 + once[1] * 17) * 4 / 2
-    assert parts_of(shared)["sync_gradients"] == pytest.approx(2 * sent)
+    assert stages_of(shared)["sync_gradients"] == pytest.approx(2 * sent)
 
 
 @pytest.mark.parametrize("system", ["fused_row_wise", "row_wise", "column_wise", "table_wise"])
@@ -169,7 +169,7 @@ def test_tables_in_host_memory_are_slower(system: str) -> None:
             return fused_step(tables, 4, 2, on_host=on_host)
         return stock_step(system, tables, 4, 2, on_host=on_host)
 
-    device, host = parts_of(step([False, False])), parts_of(step([False, True]))
+    device, host = stages_of(step([False, False])), stages_of(step([False, True]))
     both = host["lookup"] + host["lookup_on_host"]
     assert host["lookup_on_host"] > 0 and both >= device["lookup"] * 0.999
     cluster = ClusterConfig(ranks=2, host_lookup=0.001)
@@ -180,7 +180,7 @@ def test_half_precision_is_half_the_lookup() -> None:
     whole = two_tables()
     half = [replace(table, element_bytes=2) for table in whole]
     for make in (lambda t: fused_step(t, 4, 2), lambda t: stock_step("row_wise", t, 4, 2)):
-        a, b = parts_of(make(whole)), parts_of(make(half))
+        a, b = stages_of(make(whole)), stages_of(make(half))
         assert b["lookup"] == a["lookup"] / 2 and b["rows"] == a["rows"]
 
 
@@ -224,5 +224,5 @@ def test_table_wise_goes_to_the_least_loaded_rank() -> None:
         TableLoad(f"t{i}", 100, dim, 1.0, RowClasses.uniform(100))
         for i, dim in enumerate([8, 64, 8, 32, 16])
     ]
-    rows = next(p for p in stock_step("table_wise", tables, 10, 2).parts if p.name == "rows")
+    rows = next(p for p in stock_step("table_wise", tables, 10, 2).stages if p.name == "rows")
     assert sorted(rows.amount_W.tolist()) == [64 * 40.0, 64 * 40.0]

@@ -1,4 +1,4 @@
-"""Replicas that are reconciled every k steps: what ``hot.sync`` promises."""
+"""Replicas that are reconciled every k steps: what ``replicas.sync`` promises."""
 
 import dataclasses
 from typing import Any

@@ -1,0 +1,161 @@
+"""Bags that hold the same ids are sent and pooled once (RecD, MLSys 2023).
+
+Two bags are the same if they are of one table and hold the same ids, in the same order and with the
+same weights: then their sums are the same to the last bit.  Hashes find candidates, and ids are
+compared in full.
+
+To look for equal bags costs a pass over the ids.  A slot whose bags hardly repeat *rests*: it does
+not look for a number of batches.  Ranks may differ in this, since only a sender's own messages
+depend on it.
+
+Shape suffixes: S slots, B bags, N ids, G distinct bags with ids, M ids in them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.transfer import to_device
+
+__all__ = ["BagDedup", "DistinctBags"]
+
+RESTS = 64  # batches for which a slot does not look, after its bags did not repeat
+# Constants of SplitMix64 and others, as signed numbers; products wrap around.
+_MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685, -2643881736870682267)
+
+
+@dataclass(frozen=True)
+class DistinctBags:
+    """The bags of some slots, each once.
+
+    Attributes:
+        number_B: for each bag which of the distinct ones it is, -1 if it is empty; int32.
+        lengths_G: ids of each distinct bag, int32.
+        ids_M: these ids.
+        weights_M: their weights; None if there are none.
+        bags_S: how many distinct bags are first seen in each slot; they come slot after slot.
+        ids_S: how many ids these have.
+    """
+
+    number_B: torch.Tensor
+    lengths_G: torch.Tensor
+    ids_M: torch.Tensor
+    weights_M: torch.Tensor | None
+    bags_S: list[int]
+    ids_S: list[int]
+
+
+class BagDedup:
+    """Finds the distinct bags of batches.
+
+    Args:
+        tables: a number for the table of each slot; equal bags of one table are the same.
+        worth: the share of bags that must repeat for a slot not to rest.
+        device: of the ids.
+    """
+
+    def __init__(self, tables: Sequence[int], worth: float, device: torch.device) -> None:
+        self._tables_S = torch.tensor(tables, dtype=torch.int64, device=device)
+        self._worth = worth
+        self._rests = [0] * len(tables)  # batches left
+        self._native = native.available_on(device)
+
+    def looks(self) -> list[bool]:
+        """Returns which slots do not rest in the next batch."""
+        return [rests == 0 for rests in self._rests]
+
+    def skip(self) -> None:
+        """Takes note of a batch in which no slot looked."""
+        self._rests = [max(rests - 1, 0) for rests in self._rests]
+
+    def __call__(
+        self,
+        ids_N: torch.Tensor,
+        lengths_B: torch.Tensor,
+        weights_N: torch.Tensor | None,
+        bags: Sequence[int],
+        looks: Sequence[bool],
+    ) -> DistinctBags:
+        """Finds the distinct bags of a batch.
+
+        Args:
+            ids_N: the ids, bag after bag.
+            lengths_B: how many each bag has.
+            weights_N: their weights; None if they have none.
+            bags: bags of each slot, which come slot after slot.
+            looks: whether each slot looks for equal bags; if not, all its bags are distinct.
+        """
+        looks_S = to_device(list(map(int, looks)), ids_N.device).bool()
+        weights_N = None if weights_N is None else weights_N.detach().float().contiguous()
+        number = torch.ops.fusedrec.distinct_bags if self._native else by_sort
+        number_B, lengths_G, ids_M, weights_M, counts_3S = number(
+            ids_N.contiguous(),
+            lengths_B.int().contiguous(),
+            weights_N,
+            list(bags),
+            self._tables_S,
+            looks_S,
+        )
+        bags_S, ids_S, filled_S = counts_3S.tolist()
+        for s, (distinct, filled, looked) in enumerate(zip(bags_S, filled_S, looks, strict=True)):
+            if looked and filled and filled - distinct < self._worth * filled:
+                self._rests[s] = RESTS
+            else:
+                self._rests[s] = max(self._rests[s] - 1, 0)
+        return DistinctBags(number_B, lengths_G, ids_M, weights_M, bags_S, ids_S)
+
+
+def by_sort(
+    ids_N: torch.Tensor,
+    lengths_B: torch.Tensor,
+    weights_N: torch.Tensor | None,
+    bags: Sequence[int],
+    tables_S: torch.Tensor,
+    looks_S: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Does what the C++ operator ``distinct_bags`` does, by torch's own operators."""
+    device, slots = ids_N.device, len(bags)
+    total = lengths_B.numel()
+    bag_B = torch.arange(total, device=device)
+    slot_B = torch.arange(slots, device=device).repeat_interleave(
+        to_device(list(bags), device), output_size=total
+    )
+    lengths = lengths_B.long()
+    starts_B = lengths.cumsum(0) - lengths
+    bag_N = bag_B.repeat_interleave(lengths, output_size=ids_N.numel())
+    place_N = torch.arange(ids_N.numel(), device=device) - starts_B[bag_N]
+    bits_N = None if weights_N is None else weights_N.view(torch.int32)
+
+    hashes = []
+    for factor, step in (_MIX[:2], _MIX[2:]):
+        mixed_N = (ids_N.long() * factor) ^ ((place_N + 1) * step)
+        if bits_N is not None:
+            mixed_N = (mixed_N ^ (bits_N.long() * step)) * factor
+        mixed_N = mixed_N ^ (mixed_N >> 29)
+        hashes.append(torch.zeros_like(lengths).index_add_(0, bag_N, mixed_N * factor))
+    table_B = tables_S[slot_B]
+    alone_B = torch.where(looks_S[slot_B], -1, bag_B)  # what does not look is like no other
+    kinds = torch.stack([table_B, alone_B, lengths, *hashes], dim=1)
+    _, kind_B = torch.unique(kinds, dim=0, return_inverse=True)
+    first_B = torch.full_like(bag_B, total).scatter_reduce_(0, kind_B, bag_B, "amin")[kind_B]
+
+    # Bags whose hashes are equal by chance stay apart.
+    other_N = (starts_B[first_B])[bag_N] + place_N
+    differs_N = ids_N != ids_N[other_N]
+    if bits_N is not None:
+        differs_N |= bits_N != bits_N[other_N]
+    differs_B = torch.zeros_like(lengths).index_add_(0, bag_N, differs_N.long()) > 0
+    first_B = torch.where(differs_B, bag_B, first_B)
+
+    is_first_B = (first_B == bag_B) & (lengths > 0)
+    number_B = (is_first_B.cumsum(0) - 1)[first_B]
+    number_B = torch.where(lengths > 0, number_B, -1).int()
+    taken_N = is_first_B[bag_N]
+    counts_3S = torch.zeros(3, slots, dtype=torch.int64, device=device)
+    counts_3S[0].index_add_(0, slot_B, is_first_B.long())
+    counts_3S[1].index_add_(0, slot_B, is_first_B * lengths)
+    counts_3S[2].index_add_(0, slot_B, (lengths > 0).long())
+    weights_M = None if weights_N is None else weights_N[taken_N]
+    return number_B, lengths_B[is_first_B], ids_N[taken_N], weights_M, counts_3S

@@ -1,0 +1,119 @@
+"""Bags that owners are asked to pool: from a batch to what is sent, and to the output."""
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.bag_layout import BagLayout
+from fusedrec_torchrec.exchange.bag_routing import BagRoute
+from fusedrec_torchrec.exchange.bags import Bags, copied_bags
+from fusedrec_torchrec.exchange.buckets import Bucket
+from fusedrec_torchrec.exchange.distinct_bags import BagDedup
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.slot_features import SlotFeatures
+from fusedrec_torchrec.exchange.slot_ids import SlotIds
+
+__all__ = ["BagRequests", "RequestedBags"]
+
+WORTH = 1 / 16  # of bags must repeat for it to pay to look for equal ones
+
+
+class BagRequests:
+    """Finds out what batches ask of owners that pool.
+
+    Args:
+        layout: where their tables live.
+        options: the user's settings.
+        means: whether each slot is mean-pooled.
+        weighted: whether the weights of a batch count.
+    """
+
+    def __init__(
+        self,
+        layout: BagLayout,
+        options: ExchangeOptions,
+        means: Sequence[bool],
+        weighted: bool,
+    ) -> None:
+        self._layout = layout
+        self._weighted = weighted
+        self._means = list(means)
+        self._ids = SlotIds(layout.slot_names, layout.rows, options, layout.device)
+        self._dedup = BagDedup(layout.table_numbers, WORTH, layout.device)
+
+    def __call__(self, features: KeyedJaggedTensor) -> "RequestedBags":
+        layout = self._layout
+        first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
+        slots = SlotFeatures.of(features, first, end, self._weighted)
+        with stage("dedup"):
+            distinct = self._dedup(
+                slots.ids_N, slots.lengths_B, slots.weights_N, slots.strides, self._dedup.looks()
+            )
+        with stage("keys"):
+            rows_M, bad = self._ids.rows(distinct.ids_M, distinct.ids_S)
+        with stage("route"):
+            route = BagRoute(layout, distinct, rows_M)
+        return RequestedBags(layout, slots, self._ids, self._means, route, bad)
+
+
+class RequestedBags:
+    """What a batch asks of owners that pool.
+
+    Attributes:
+        route: where bags go.
+        bad: whether any id is out of range, a 0-dim tensor.
+    """
+
+    def __init__(
+        self,
+        layout: BagLayout,
+        slots: SlotFeatures,
+        ids: SlotIds,
+        means: list[bool],
+        route: BagRoute,
+        bad: torch.Tensor,
+    ) -> None:
+        self._layout = layout
+        self._slots = slots
+        self._ids = ids
+        self._means = means
+        self.route = route
+        self.bad = bad
+
+    def describe_bad(self) -> str:
+        """Returns what is wrong with the ids, for the error path only."""
+        message = self._ids.describe_bad(self._slots.ids_N, self._slots.ids_per_slot)
+        assert message is not None
+        return message
+
+    def bags(self) -> list[Bags]:
+        """Returns for each bucket which answers form which output."""
+        bags = []
+        for k, bucket in enumerate(self._layout.buckets):
+            cells = self.route.cells(k, self._slots.strides, self._slots.side_by_side)
+            width = 0
+            if self._slots.side_by_side:
+                width = sum(self._layout.shards[self._layout.slots_of(bucket)])
+            bags.append(copied_bags(cells, self._divisor(bucket), width))
+        return bags
+
+    def _divisor(self, bucket: Bucket) -> torch.Tensor | None:
+        """Returns what each cell is divided by, in the order of the cells; None if nothing is."""
+        own = self._layout.slots_of(bucket)
+        means, shards = self._means[own], self._layout.shards[own]
+        if not any(means):
+            return None
+        strides = self._slots.strides
+        first = sum(strides[: own.start])
+        lengths = self._slots.lengths_B[first : first + sum(strides[own])]
+        pieces = [
+            (piece.clamp(min=1).float() if mean else torch.ones_like(piece, dtype=torch.float32))
+            .view(-1, 1)
+            .expand(-1, count)
+            for piece, mean, count in zip(lengths.split(strides[own]), means, shards, strict=True)
+        ]
+        if self._slots.side_by_side:
+            return torch.cat(pieces, dim=1).reshape(-1)
+        return torch.cat([piece.reshape(-1) for piece in pieces])

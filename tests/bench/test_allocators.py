@@ -1,0 +1,69 @@
+"""Allocators: what ranks find in their environment when they start."""
+
+import ctypes.util
+import os
+from pathlib import Path
+
+import pytest
+
+from fusedrec_torchrec.bench.allocators import (
+    Allocator,
+    allocator_environment,
+    missing_allocator,
+)
+from fusedrec_torchrec.bench.links import hosts
+from fusedrec_torchrec.bench.ranks import Ranks
+from fusedrec_torchrec.bench.run import run_suite
+from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
+
+KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+@pytest.mark.parametrize("allocator", ["default", "keep"])
+def test_ranks_start_with_the_environment_of_their_allocator(
+    monkeypatch: pytest.MonkeyPatch, allocator: Allocator
+) -> None:
+    """glibc reads it when a process starts, so that what counts is what the kernel was given."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    workload = WorkloadConfig(systems=["table_wise"])
+    with (
+        hosts(2, "") as places,
+        Ranks("table_wise", SuiteConfig(), workload, None, places, allocator) as ranks,
+    ):
+        for process in ranks._processes:
+            given = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+            variables = dict(line.split("=", 1) for line in given if "=" in line)
+            malloc = {k: v for k, v in variables.items() if k.startswith("MALLOC_")}
+            assert malloc == (KEPT if allocator == "keep" else {})
+            assert variables["WORLD_SIZE"] == "2"
+
+
+def test_jemalloc_comes_before_other_libraries() -> None:
+    made = allocator_environment("jemalloc", {"LD_PRELOAD": "other.so", "A": "b"})
+    assert made == {"LD_PRELOAD": "libjemalloc.so.2 other.so", "A": "b"}
+    assert allocator_environment("default", {"LD_PRELOAD": "other.so"})["LD_PRELOAD"] == "other.so"
+    assert allocator_environment("default", {"GLIBC_TUNABLES": "x"}) == {}
+
+
+def test_an_allocator_that_is_missing_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    assert "needs libjemalloc.so.2" in str(missing_allocator("jemalloc"))
+    assert missing_allocator("keep") is None
+    suite = SuiteConfig(allocators=["jemalloc"])
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert "libjemalloc" in document["left_out"]["zipf"]
+    assert not document["results"]
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libjemalloc.so.2")
+    assert missing_allocator("jemalloc") is None
+
+
+def test_this_process_is_left_alone() -> None:
+    before = dict(os.environ)
+    allocator_environment("keep", os.environ)
+    assert dict(os.environ) == before
