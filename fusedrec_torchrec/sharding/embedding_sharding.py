@@ -151,7 +151,8 @@ class FusedEmbeddingSharding(
         replications: list[Replication] = []
         if self._hot is not None:
             index = HotIndex(self.layout, self._hot.home_keys(self.layout))
-            hot, of_rows = self.settings.hot, kernels[: len(self.layout.buckets)]
+            hot = self.settings.hot
+            of_rows = [kernels[b.physical] for b in self._buckets if not b.owner_pooled]
             replications.append(
                 HotRows(self._group(), self._id_group, self.layout, of_rows, index, hot)
             )
