@@ -368,7 +368,7 @@ def recorded_streams(case: Case) -> None:
         ctx.record_stream(None)
         received.record_stream(None)
     context = ctx.sharding_contexts[0]
-    wanted = [received[0].rows_R]
+    wanted = list(received[0].segments)
     for bags in context.bags:
         wanted += [bags.rows_N, bags.offsets_B1, bags.divisor_B, bags.order_N]
     pointers = {tensor.data_ptr() for tensor in wanted if tensor is not None}
