@@ -8,16 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import fusedrec_torchrec as fr
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
-from tests.case import Case, Table, sharded
+from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
-from tests.parity import check, run_and_check, train_step
+from tests.parity import check, optimizer_states, run_and_check, train_step, whole
 from tests.reference import unsharded_run
 from tests.sharding.modules.test_ebc_parity import (
     train_weighted_means,
     train_without_gradient_division,
 )
+from tests.sharding.modules.test_hash_ids import compare as hashing
+from tests.sharding.modules.test_modes import train_after_inference
 from tests.sharding.modules.test_without_native import run_without_native
 
 MIX = (
@@ -88,7 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no ids": {"lengths": (0,)},
     "one id each": {"lengths": (1,), "optimizer": "adagrad"},
     "one id or none": {"lengths": (0, 1), "repeated": True},
-    "long bags": {"lengths": (40,), "repeated": True},
+    "long bags": {"lengths": (32,), "repeated": True},
     "int32 ids": {"id_dtype": "int32", "optimizer": "adagrad"},
     "int64 lengths": {"length_dtype": "int64"},
     "int32 ids, int64 lengths, repeated": {
@@ -218,24 +219,17 @@ def test_gradient_division_can_be_off(cluster_2: Cluster) -> None:
 
 def column_shards_as_stock(case: Case) -> None:
     """Row-wise optimizers have a number for each row of each shard."""
-    dims = {t.name: t.dim for t in case.tables}
     ours, stock = sharded(case.only("fused_column_wise")), sharded(case.only("column_wise"))
     for step in range(case.steps):
         got, want = train_step(case, ours, step), train_step(case, stock, step)
         for name in want:
             assert torch.equal(got[name], want[name]), (step, name)
-    states = ours.fused_optimizer.state_dict()["state"], stock.fused_optimizer.state_dict()["state"]
-    assert states[0].keys() == states[1].keys()
-    for key, of_table in states[0].items():
-        for name, got in of_table.items():
-            want = states[1][key][name]
-            assert [s.metadata for s in got.local_shards()] == [
-                s.metadata for s in want.local_shards()
-            ]
-            for a, b in zip(got.local_shards(), want.local_shards(), strict=True):
-                assert torch.equal(a.tensor, b.tensor)
-                assert float(a.tensor.sum()) > 0
-    assert len(dims) > 1
+    for table in case.tables:
+        got, want = (optimizer_states(model)[table.name] for model in (ours, stock))
+        like = torch.zeros(want.size())
+        assert got.size() == want.size()
+        assert torch.equal(whole(got, like), whole(want, like))
+        assert float(whole(got, like).sum()) > 0
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -254,18 +248,6 @@ def test_row_wise_adagrad_of_columns_is_that_of_stock_columns(
         repeated=True,
     )
     clusters(world_size).run(column_shards_as_stock, case)
-
-
-def train_after_small_batches(case: Case, weighted: bool) -> list[int]:
-    """The first batches are small; returns the collectives of each step."""
-    assert case.batch_sizes[0] > 100
-    small = dataclasses.replace(case, batch_sizes=(4,) * dist.get_world_size())
-    model, counts = sharded(case), []
-    for step in range(3):
-        train_step(small, model, step)
-    fresh = {k: v for k, v in model.state_dict().items()}
-    del fresh
-    return counts
 
 
 def overflowing(case: Case) -> list[int]:
@@ -313,11 +295,65 @@ def test_nothing_is_lost_if_every_step_overflows(cluster_2: Cluster) -> None:
     cluster_2.run(overflow_in_training, case)
 
 
-def train_hashed(case: Case) -> None:
-    """Raw ids are any integers; rows are what the hash says."""
-    from tests.sharding.modules.test_hash_ids import raw_case_runs
+@pytest.mark.parametrize("repeated", [False, True])
+def test_hashing_inside_equals_hashing_outside(cluster_2: Cluster, repeated: bool) -> None:
+    tables = (
+        Table("a", 50, sharding="fused_table_wise"),
+        Table("b", 33, sharding="fused_column_wise"),
+    )
+    case = Case(tables=tables, batch_sizes=(6, 4), repeated=repeated)
+    cluster_2.run(hashing, case, 7)
 
-    raw_case_runs(case)
+
+FROZEN = (
+    *MIX[:3],
+    Table("x", 9, frozen=True, sharding="fused_table_wise"),
+    Table("y", 9, dim=16, frozen=True, sharding="fused_column_wise"),
+    Table("z", 9, frozen=True),
+)
 
 
-del train_hashed, train_after_small_batches, fr
+def test_frozen_tables_stay_and_others_train(cluster_2: Cluster) -> None:
+    case = Case(tables=FROZEN, batch_sizes=(6, 4), optimizer="adagrad", repeated=True)
+    cluster_2.run(run_and_check, case)
+
+
+def outputs_need_gradients(case: Case) -> bool:
+    return any(out.requires_grad for out in sharded(case)(batch(case, 0, dist.get_rank())).values())
+
+
+def test_only_frozen_tables(cluster_2: Cluster) -> None:
+    case = Case(tables=FROZEN[3:5], batch_sizes=(6, 4))
+    assert cluster_2.run(outputs_need_gradients, case) == [False, False]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"weighted": True, "tables": SUMS}, {"input_dist": "exact_counts", "vbe": True}],
+    ids=["ebc", "weighted", "vbe"],
+)
+def test_inference_mode_before_and_between_training_steps(
+    cluster_2: Cluster, settings: dict[str, Any]
+) -> None:
+    given = {"tables": MIX, "batch_sizes": (6, 4), "optimizer": "adagrad"} | settings
+    cluster_2.run(train_after_inference, Case(**given))
+
+
+def evaluations_change_nothing(case: Case) -> None:
+    """Steps between which the model is evaluated, in eval mode and without gradients."""
+    run = unsharded_run(case, dist.get_world_size())
+    model, outputs = sharded(case), []
+    for step in range(case.steps):
+        model.eval()
+        with torch.no_grad():
+            seen = model(batch(case, step, dist.get_rank()))
+        model.train()
+        outputs.append(train_step(case, model, step))
+        for name, output in outputs[-1].items():
+            assert torch.equal(seen[name], output) and not seen[name].requires_grad
+    check(case, run, outputs, model)
+
+
+def test_evaluations_between_steps_change_nothing(cluster_2: Cluster) -> None:
+    case = Case(tables=MIX, batch_sizes=(6, 4), optimizer="adagrad", repeated=True)
+    cluster_2.run(evaluations_change_nothing, case)
