@@ -411,6 +411,40 @@ def test_bad_weights(cluster_2: Cluster, spoil: Spoil, text: str, types: str) ->
     assert text in texts[0]
 
 
+def learned_weights(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, weights=features.weights().clone().requires_grad_())
+
+
+@pytest.mark.parametrize("types", ["tables", "rows and columns"])
+@pytest.mark.parametrize("bad_ranks", [(1,), (0, 1)])
+def test_learned_weights_where_owners_pool(
+    cluster_2: Cluster, types: str, bad_ranks: tuple[int, ...]
+) -> None:
+    tables = tables_of(types, tuple(replace(t, pooling="sum") for t in TABLES))
+    names = [t.name for t in tables if t.sharding != "fused_row_wise"]
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), weighted=True)
+    texts = cluster_2.run(spoil_and_go_on, case, learned_weights, bad_ranks=bad_ranks, first=1)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(
+        f"bad input on rank {bad_ranks[0]}: weights require gradients, must not with tables "
+        f"{names}, whose owners pool: the gradients of weights need the rows"
+    )
+
+
+def learned_weights_without_gradients(case: Case) -> None:
+    model, features = sharded(case), batch(case, 0, dist.get_rank())
+    want = model(features)
+    with torch.no_grad():
+        got = model(learned_weights(features))
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+def test_learned_weights_are_looked_up_where_nobody_wants_gradients(cluster_2: Cluster) -> None:
+    tables = tables_of("rows and columns", tuple(replace(t, pooling="sum") for t in TABLES))
+    case = Case(tables=tables, batch_sizes=(6, 6), weighted=True)
+    cluster_2.run(learned_weights_without_gradients, case)
+
+
 def with_extra_feature(case: Case) -> None:
     rank = dist.get_rank()
     model = sharded(case, fr.ExchangeOptions(extra_features="ignore"))
