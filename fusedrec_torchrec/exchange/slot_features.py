@@ -38,10 +38,13 @@ class SlotFeatures:
         ids = slice(sum(counts[:first]), sum(counts[:end]))
         bags = slice(sum(strides[:first]), sum(strides[:end]))
         weights = features.weights_or_none() if weighted else None
+        # TorchRec calls without gradients, and a slice that is made there gets none.
+        if weights is not None and (first, end) != (0, len(strides)):
+            weights = weights[ids]
         return cls(
             features.values()[ids],
             features.lengths()[bags],
-            None if weights is None else weights[ids],
+            weights,
             strides[first:end],
             counts[first:end],
             not features.variable_stride_per_key(),

@@ -3,11 +3,22 @@
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.exchange import requested_rows
 from fusedrec_torchrec.exchange.bags import distinct_bags
 from fusedrec_torchrec.exchange.distinct_bags import BagDedup
-from tests.case import Case
+from tests.case import (
+    Case,
+    batch,
+    initial_weight,
+    outputs_by_name,
+    prefix,
+    sharded,
+    unsharded,
+)
 from tests.cluster import Cluster
 from tests.parity import run_and_check
 from tests.sharding.modules.test_owner_pooling import MIX, SHARED_FEATURES, SUMS, only
@@ -79,3 +90,41 @@ def test_requesters_pool_each_distinct_bag_once(
 ) -> None:
     given = {"tables": only("fused_row_wise"), "lengths": (2, 4, 8)} | settings
     cluster_2.run(pools_distinct_bags, Case(batch_sizes=(16, 12), repeated=True, **given))
+
+
+def gradients_of_weights(case: Case) -> None:
+    """Bags that are equal but for whose weights they carry are not one."""
+    rank = dist.get_rank()
+    found = []
+    for module in (sharded(case), unsharded_with_weights(case)):
+        given = batch(case, 0, rank)
+        weights = given.weights().clone().requires_grad_()
+        features = KeyedJaggedTensor(
+            given.keys(), given.values(), weights=weights, lengths=given.lengths()
+        )
+        outputs = outputs_by_name(module(features))
+        torch.stack([(out * out).sum() for out in outputs.values()]).sum().backward()
+        found.append(weights.grad)
+    assert found[0] is not None and found[1] is not None
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert float(found[0].abs().min()) > 0
+
+
+def unsharded_with_weights(case: Case) -> torch.nn.Module:
+    module = unsharded(case, "cpu")
+    parameters = dict(module.named_parameters())
+    for i, t in enumerate(case.tables):
+        parameters[f"{prefix(case)}.{t.name}.weight"].data.copy_(initial_weight(case, i))
+    return module
+
+
+def test_weights_of_equal_bags_get_their_own_gradients(cluster_2: Cluster) -> None:
+    case = Case(
+        tables=only("fused_row_wise", SUMS),
+        batch_sizes=(16, 12),
+        lengths=(2, 4, 8),
+        weighted=True,
+        repeated=True,
+        integers=False,
+    )
+    cluster_2.run(gradients_of_weights, case)
