@@ -12,9 +12,9 @@ from fusedrec_torchrec.exchange.bags import distinct_bags
 from fusedrec_torchrec.exchange.distinct_bags import BagDedup
 from tests.case import (
     Case,
+    Wrapper,
     batch,
     initial_weight,
-    outputs_by_name,
     prefix,
     sharded,
     unsharded,
@@ -102,7 +102,7 @@ def gradients_of_weights(case: Case) -> None:
         features = KeyedJaggedTensor(
             given.keys(), given.values(), weights=weights, lengths=given.lengths()
         )
-        outputs = outputs_by_name(module(features))
+        outputs = module(features)
         torch.stack([(out * out).sum() for out in outputs.values()]).sum().backward()
         found.append(weights.grad)
     assert found[0] is not None and found[1] is not None
@@ -115,7 +115,7 @@ def unsharded_with_weights(case: Case) -> torch.nn.Module:
     parameters = dict(module.named_parameters())
     for i, t in enumerate(case.tables):
         parameters[f"{prefix(case)}.{t.name}.weight"].data.copy_(initial_weight(case, i))
-    return module
+    return Wrapper(module)
 
 
 def test_weights_of_equal_bags_get_their_own_gradients(cluster_2: Cluster) -> None:
