@@ -47,7 +47,11 @@ from fusedrec_torchrec.core.folder_files import open_in_folder
 from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.planner.cost.table_load import even_ranges
 from fusedrec_torchrec.sharding.plan_file import PlanFile, shards_of, table_plan_of, write_plan
-from fusedrec_torchrec.sharding.sharding_type import SHARDINGS
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    SHARDINGS,
+)
 
 __all__ = ["convert", "plan_for"]
 
@@ -101,9 +105,9 @@ def plan_for(
 
 def _shards(table: StoredTable, sharding: str, load: Sequence[int]) -> list[Shard]:
     ranks, rows, columns = len(load), table.rows, table.columns
-    if sharding == "table_wise":
+    if sharding in ("table_wise", FUSED_TABLE_WISE):
         return [(min(range(ranks), key=lambda r: (load[r], r)), (0, 0), (rows, columns))]
-    if sharding == "column_wise":
+    if sharding in ("column_wise", FUSED_COLUMN_WISE):
         # FBGEMM wants shards of a multiple of four columns.
         count = max(n for n in range(1, ranks + 1) if n == 1 or columns % (4 * n) == 0)
         width = columns // count

@@ -15,7 +15,7 @@ from fusedrec_torchrec.checkpoint.export import export_table
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 from fusedrec_torchrec.training.run_state import RUN_STATE, find_checkpoints, read_run_state
 
 __all__ = [
@@ -246,7 +246,7 @@ def _warn_of_hashing(contents: Contents, plan: PlanFile) -> None:
     for name, table in contents.tables.items():
         entry = contents.entry(table)
         sharding = plan.tables[name].sharding if name in plan.tables else FUSED
-        if entry is not None and entry.hash_seed is not None and sharding != FUSED:
+        if entry is not None and entry.hash_seed is not None and sharding not in FUSED_TYPES:
             print(
                 f"warning: ids of table {name!r} were hashed with hash_seed {entry.hash_seed}, "
                 f"which TorchRec's {sharding} does not do: its rows would be those of other ids "

@@ -40,7 +40,7 @@ from fusedrec_torchrec.sharding.plan_entries import (
     remote_devices,
 )
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = [
     "PlanFile",
@@ -69,7 +69,7 @@ class TablePlan:
     Attributes:
         rows: of the table.
         columns: of the table.
-        sharding: fused_row_wise, or a sharding type of TorchRec.
+        sharding: a sharding type of this package or of TorchRec.
         kernel: compute kernel of TorchRec.
         ranks: ranks that have shards, in the order of the shards; all ranks if none.
         rows_per_rank: rows of each shard, if shards are rows.
@@ -474,7 +474,7 @@ def _sharding(
         "ranks": on_ranks,
         "sharding_spec": spec,
     }
-    if plan.sharding != FUSED:
+    if plan.sharding not in FUSED_TYPES:
         return ParameterSharding(**given)
     rule = plan.hot_rule
     if hot_set is not None and len(hot_set.ids.get(name, ())):

@@ -1,6 +1,7 @@
 """``ShardedEmbeddingBagCollection`` with fused tables."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torchrec.distributed.embeddingbag import (
 )
 from torchrec.distributed.types import (
     Awaitable,
+    EmbeddingModuleShardingPlan,
     LazyAwaitable,
     QuantizedCommCodecs,
     ShardingEnv,
@@ -36,10 +38,19 @@ from fusedrec_torchrec.sharding.modules.fused_tables import (
     with_one_fused_type,
 )
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+)
 
 __all__ = ["FusedShardedEmbeddingBagCollection"]
 
+LOOKS_LIKE = {
+    FUSED_TABLE_WISE: ShardingType.TABLE_WISE.value,
+    FUSED_COLUMN_WISE: ShardingType.COLUMN_WISE.value,
+}
 # Stock shardings whose mean pooling TorchRec does after the output dist, by a divisor.
 MEAN_BY_DIVISOR = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
@@ -113,6 +124,25 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return super().create_embedding_bag_sharding(
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        """Describes tables that their owners pool as the stock ones whose shards look the same.
+
+        On ranks without a shard TorchRec works out the shape of DTensors from names that it knows.
+        """
+        plan = self.module_sharding_plan
+        self.module_sharding_plan = EmbeddingModuleShardingPlan(
+            {
+                name: replace(entry, sharding_type=LOOKS_LIKE[entry.sharding_type])
+                if entry.sharding_type in LOOKS_LIKE
+                else entry
+                for name, entry in plan.items()
+            }
+        )
+        try:
+            super()._initialize_torch_state(skip_registering)
+        finally:
+            self.module_sharding_plan = plan
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         if self.fused is not None:
