@@ -6,13 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torchrec.distributed.types import ShardingEnv, ShardMetadata
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardMetadata
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import fusedrec_torchrec as fr
-from tests.case import Case, Table, sharded
+from tests.case import Case, Table, Wrapper, parallel, sharded, unsharded
 from tests.cluster import Cluster
+from tests.parity import train_step
 
 
 def error_of_sharding(
@@ -151,3 +153,31 @@ def test_modules_that_owners_cannot_pool_for(
     tables = (Table("a", 50, sharding=beside), Table("b", 33, sharding=kind))
     case = Case(tables=tables, batch_sizes=(4, 4), kind=module)
     assert cluster_2.run(error_of, case) == [message.format(kind)] * 2
+
+
+def one_plan_twice() -> None:
+    """Two models of one plan train alike, and the plan stays what it was."""
+    case = Case(
+        tables=(Table("a", 50, sharding=TABLE), Table("b", 33, dim=16, sharding=COLUMN)),
+        batch_sizes=(4, 4),
+    )
+    module = unsharded(case)
+    sharders = fr.fused_sharders()
+    by_table = construct_module_sharding_plan(
+        module,
+        {"a": fr.fused_table_wise(1), "b": fr.fused_column_wise([1, 0])},
+        sharder=sharders[0],
+        device_type="cpu",
+    )
+    plan = ShardingPlan({"sparse": by_table})
+    before = str(plan)
+    models = [parallel(Wrapper(unsharded(case)), plan, sharders) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for step in range(3):
+        one, other = (train_step(case, model, step) for model in models)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert str(plan) == before
+
+
+def test_a_plan_can_be_used_twice(cluster_2: Cluster) -> None:
+    cluster_2.run(one_plan_twice)
