@@ -27,7 +27,8 @@ BESIDE_STOCK = (*SUMS, Table("s", 20, sharding="table_wise"), Table("r", 9, shar
 
 def case_of(size: int, ranks: int, grid: dict[str, Any], **settings: Any) -> Case:
     options = fr.GridOptions(sharding_group_size=size, **grid)
-    given = {"tables": TABLES, "batch_sizes": (6, 3, 0, 5)[:ranks], "repeated": True} | settings
+    given: dict[str, Any] = {"tables": TABLES, "batch_sizes": (6, 3, 0, 5)[:ranks]}
+    given |= {"repeated": True} | settings
     return Case(grid=options, **given)
 
 

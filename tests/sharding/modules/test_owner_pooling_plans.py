@@ -1,4 +1,4 @@
-"""Plans of owner-pooled tables that cannot be carried out are refused on all ranks, with reasons."""
+"""Plans of owner-pooled tables that cannot be carried out are refused on all ranks."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ def owners_of(index: int, table: Table, ranks: int) -> list[int]:
 def asked_of(case: Case, step: int, rank: int) -> dict[int, tuple[int, int]]:
     """What a rank asks of others by owner: elements of pooled rows, and words of ids."""
     features, ranks = batch(case, step, rank), dist.get_world_size()
-    asked = {owner: (0, 0) for owner in range(ranks)}
+    asked = dict.fromkeys(range(ranks), (0, 0))
     for i, table in enumerate(case.tables):
         bags = set()
         for name in table.feature_names:
