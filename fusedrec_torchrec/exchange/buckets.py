@@ -393,24 +393,30 @@ def kernels_of(device_type: str) -> list[str]:
     return _values(CUDA_KERNELS if device_type == "cuda" else CPU_KERNELS)
 
 
-def check_bucket(bucket: BucketConfig, device: torch.device) -> None:
-    """Refuses what the kernel cannot do, by table, with what it can."""
+def check_bucket(bucket: BucketConfig, device: torch.device, types: Mapping[str, str]) -> None:
+    """Refuses what the kernel cannot do, by table, with what it can.
+
+    Args:
+        bucket: the bucket.
+        device: of its tables.
+        types: how each table is sharded.
+    """
     config = bucket.config
     kernels, optimizers = kernels_of(device.type), optimizers_of(device.type)
-    optimizer = _optimizer(config)
+    optimizer, first = _optimizer(config), config.embedding_tables[0].name
     if not isinstance(optimizer, EmbOptimType):
         raise ValueError(
-            f"table {config.embedding_tables[0].name!r} (fused_row_wise on {device.type}): "
-            f"optimizer is {optimizer!r}, must be one of EmbOptimType's {_values(optimizers)}"
+            f"table {first!r} ({types[first]} on {device.type}): optimizer is {optimizer!r}, must "
+            f"be one of EmbOptimType's {_values(optimizers)}"
         )
     if device.type == "cpu" and (config.fused_params or {}).get("weight_decay"):
         logger.warning(
             "weight_decay is set for table %r, but FBGEMM's CPU kernels ignore it, as they do for "
             "stock tables",
-            config.embedding_tables[0].name,
+            first,
         )
     for table in config.embedding_tables:
-        where = f"table {table.name!r} (fused_row_wise on {device.type})"
+        where = f"table {table.name!r} ({types[table.name]} on {device.type})"
         if table.local_cols % 4 or table.local_cols <= 0:
             raise ValueError(
                 f"{where}: embedding_dim is {table.local_cols}, must be a positive multiple of 4"

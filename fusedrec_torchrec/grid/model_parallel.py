@@ -35,7 +35,7 @@ from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["GridModelParallel"]
 
@@ -203,10 +203,10 @@ def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
                 f"{sharding.compute_kernel!r}, must be one of {', '.join(KERNELS)}, or the table "
                 "data_parallel: groups sync tables that FBGEMM updates in backward"
             )
-    stock = [name for name, sharding in tables if sharding.sharding_type != FUSED]
+    stock = [name for name, sharding in tables if sharding.sharding_type not in FUSED_TYPES]
     if stock and grid.sync == "gradients":
         raise ValueError(
-            f"sync is 'gradients', but tables {', '.join(stock)} are not fused_row_wise: FBGEMM "
-            "updates them in backward, before gradients can be shared; shard them fused_row_wise, "
-            "or use sync 'weights'"
+            f"sync is 'gradients', but tables {', '.join(stock)} are not fused: FBGEMM updates "
+            "them in backward, before gradients can be shared; shard them fused_row_wise or in "
+            "another fused way, or use sync 'weights'"
         )

@@ -127,7 +127,11 @@ def test_words_of_owners_are_lengths_rows_and_weights(way: str, batch: Batch) ->
             words += [len(flat[g]) for g, _, _ in own]
             words += [row + first for g, _, first in own for row in flat[g]]
             if batch.weights is not None:
-                floats = [batch.weights[starts[g] + i] for g, _, _ in own for i in range(len(flat[g]))]
+                floats = [
+                    weight
+                    for g, _, _ in own
+                    for weight in batch.weights[starts[g] : starts[g] + len(flat[g])]
+                ]
                 words += torch.tensor(floats).view(torch.int32).tolist()
             assert int(route.words_KW()[bucket, rank]) == len(words) - before
         messages.append(words)

@@ -48,7 +48,8 @@ def find(
 def oracle(tables: Sequence[int], slots: Slots, looks: Sequence[bool]) -> dict[str, Any]:
     """The same with a dictionary."""
     seen: dict[object, int] = {}
-    numbers, distinct, bags_S, ids_S = [], [], [0] * len(slots), [0] * len(slots)
+    distinct: list[Bag] = []
+    numbers, bags_S, ids_S = [], [0] * len(slots), [0] * len(slots)
     for s, slot in enumerate(slots):
         for b, bag in enumerate(slot):
             if not bag[0]:

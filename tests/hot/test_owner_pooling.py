@@ -94,7 +94,5 @@ def test_hot_rows_of_a_table_that_its_owner_pools_are_refused(cluster_2: Cluster
     for name, kind in (("d", "fused_table_wise"), ("e", "fused_column_wise")):
         hot = fr.HotOptions(tables={name: fr.HotRule(ids=(0, 1))})
         texts = cluster_2.run(error_of, case, hot)
-        assert texts == [
-            f"table {name!r} is {kind} and has hot rows, must be fused_row_wise: bags are pooled "
-            "where the table is, not where a replica is"
-        ] * 2
+        want = f"table {name!r} is {kind} and has hot rows, must be fused_row_wise: bags are "
+        assert texts == [want + "pooled where the table is, not where a replica is"] * 2

@@ -1,7 +1,6 @@
 """``ShardedEmbeddingBagCollection`` with fused tables."""
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torchrec.distributed.embeddingbag import (
 )
 from torchrec.distributed.types import (
     Awaitable,
-    EmbeddingModuleShardingPlan,
     LazyAwaitable,
     QuantizedCommCodecs,
     ShardingEnv,
@@ -133,18 +131,14 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         On ranks without a shard TorchRec works out the shape of DTensors from names that it knows.
         """
         plan = self.module_sharding_plan
-        self.module_sharding_plan = EmbeddingModuleShardingPlan(
-            {
-                name: replace(entry, sharding_type=LOOKS_LIKE[entry.sharding_type])
-                if entry.sharding_type in LOOKS_LIKE
-                else entry
-                for name, entry in plan.items()
-            }
-        )
+        types = {name: entry.sharding_type for name, entry in plan.items()}
         try:
+            for name, sharding_type in types.items():
+                plan[name].sharding_type = LOOKS_LIKE.get(sharding_type, sharding_type)
             super()._initialize_torch_state(skip_registering)
         finally:
-            self.module_sharding_plan = plan
+            for name, sharding_type in types.items():
+                plan[name].sharding_type = sharding_type
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         if self.fused is not None:

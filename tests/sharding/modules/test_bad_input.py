@@ -269,7 +269,7 @@ def test_bad_batch_with_stock_tables_beside(
     cluster_2: Cluster, spoil: Spoil, length_dtype: str, stock: str, kind: str
 ) -> None:
     """Both ranks own stock tables, whose collectives must not stumble either."""
-    tables = (
+    tables: tuple[Table, ...] = (
         Table("a", 50, features=("f_a",), sharding=stock),
         Table("s", 40, features=("f_a",), sharding=stock),
         Table("b", 30),

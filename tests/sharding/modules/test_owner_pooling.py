@@ -31,9 +31,7 @@ MIX = (
 )
 SUMS = tuple(dataclasses.replace(t, pooling="sum") for t in MIX)
 WHOLE = tuple(
-    dataclasses.replace(t, sharding="fused_table_wise")
-    if t.sharding == "fused_column_wise"
-    else t
+    dataclasses.replace(t, sharding="fused_table_wise") if t.sharding == "fused_column_wise" else t
     for t in MIX
 )
 BESIDE_STOCK = (
@@ -272,9 +270,7 @@ def overflowing(case: Case) -> list[int]:
 def test_batches_of_many_more_bags_take_one_round_more_once(
     clusters: Callable[[int], Cluster], world_size: int, weighted: bool
 ) -> None:
-    case = Case(
-        tables=SUMS, batch_sizes=(4,) * world_size, learning_rate=0.0, weighted=weighted
-    )
+    case = Case(tables=SUMS, batch_sizes=(4,) * world_size, learning_rate=0.0, weighted=weighted)
     for counts in clusters(world_size).run(overflowing, case):
         assert counts == [4, 3, 4, 3, 3, 3]
 

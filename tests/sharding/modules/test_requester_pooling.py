@@ -44,9 +44,7 @@ LOOKING = {
 
 @pytest.mark.parametrize("tables", LOOKING)
 @pytest.mark.parametrize("vbe", [False, True])
-def test_slots_that_rest_beside_slots_that_look(
-    cluster_2: Cluster, tables: str, vbe: bool
-) -> None:
+def test_slots_that_rest_beside_slots_that_look(cluster_2: Cluster, tables: str, vbe: bool) -> None:
     case = Case(
         tables=LOOKING[tables],
         batch_sizes=(8, 6),
