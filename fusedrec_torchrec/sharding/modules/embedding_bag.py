@@ -62,8 +62,6 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         *args, **kwargs: those of ``ShardedEmbeddingBagCollection``.
     """
 
-    module_sharding_plan: EmbeddingModuleShardingPlan
-
     def __init__(
         self,
         *args: Any,
