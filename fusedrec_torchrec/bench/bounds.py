@@ -48,7 +48,7 @@ class _Batch:
         counts_in: [requester][bucket] units this rank is asked for.
         words_out: [owner] words of four bytes that say so: rows, and lengths of bags.
         words_in: [requester] words that this rank is asked by.
-        asked: of each bucket, what this rank is asked for.
+        asked: of each physical table, what this rank is asked for.
         bags: of each bucket, which received units form which output.
     """
 
@@ -72,8 +72,8 @@ class Bounds:
         module = fused.model.module.embeddings
         (lookup,) = lookups_of(module)
         assert isinstance(lookup, FusedLookup)
-        self._kernels = lookup.kernels
-        self._dims = [kernel.dim for kernel in self._kernels]
+        self._look_up = lookup
+        self._dims = [bucket.dim for bucket in module.fused.tables.buckets]
         self._batches = [self._exchanged(module, batch) for batch in workload.batches]
         self._make_buffers()
         self.operations: dict[str, Callable[[int], None]] = {
@@ -82,8 +82,7 @@ class Bounds:
             "gather": self._gather,
         }
 
-    @staticmethod
-    def _exchanged(module: Any, batch: object) -> _Batch:
+    def _exchanged(self, module: Any, batch: object) -> _Batch:
         context = module.create_context()
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
@@ -96,7 +95,7 @@ class Bounds:
             fused.counts_in,
             words_out.tolist(),
             words_in.tolist(),
-            received.asked(),
+            self._look_up.asked(received),
             fused.bags,
         )
 
@@ -136,7 +135,7 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        for kernel, asked in zip(self._kernels, batch.asked, strict=True):
+        for kernel, asked in zip(self._look_up.kernels, batch.asked, strict=True):
             rows_UD = kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
             rows_UD.backward(self._owned[: rows_UD.numel()].view_as(rows_UD))
 

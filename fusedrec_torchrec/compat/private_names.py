@@ -193,6 +193,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         _create_input_dist=("self", "input_feature_names"),
         _create_inverse_indices_permute_indices=("self", "inverse_indices"),
         _init_mean_pooling_callback=("self", "input_feature_names", "inverse_indices"),
+        _initialize_torch_state=("self", "skip_registering"),
     ),
     *_of(
         "torchrec.distributed.embeddingbag.VariableBatchEmbeddingBagCollectionAwaitable",

@@ -1,15 +1,16 @@
 """What an owner is asked for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "joined"]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What requesters ask of one bucket of this rank.
+    """What requesters ask of one bucket or physical table of this rank.
 
     Attributes:
         rows_R: local rows.
@@ -30,3 +31,36 @@ class Asked:
         )
         gradient_RD = gradient_UD.index_select(0, unit_R)
         return gradient_RD if self.weights_R is None else gradient_RD * self.weights_R[:, None]
+
+
+def joined(
+    rows: Asked,
+    bags: Asked,
+    rows_of_rank: list[int],
+    units_of_rank: list[int],
+    ids_of_rank: list[int],
+) -> Asked:
+    """Returns what is asked of a physical table: rows by themselves and bags, rank after rank.
+
+    Args:
+        rows: that are asked for by themselves.
+        bags: that are to be pooled.
+        rows_of_rank: how many rows each requester asks for.
+        units_of_rank: how many bags each requester asks for.
+        ids_of_rank: how many ids these have.
+    """
+    assert bags.offsets_U1 is not None
+    lengths_U = bags.offsets_U1.diff()
+    lengths = lengths_U.split(units_of_rank)
+    row_pieces, ids = rows.rows_R.split(rows_of_rank), bags.rows_R.split(ids_of_rank)
+    ones = [torch.ones_like(piece, dtype=lengths_U.dtype) for piece in row_pieces]
+    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(_in_turn(ones, lengths))
+    weights = None
+    if bags.weights_R is not None:
+        row_weights = [torch.ones_like(one, dtype=bags.weights_R.dtype) for one in ones]
+        weights = _in_turn(row_weights, bags.weights_R.split(ids_of_rank))
+    return Asked(_in_turn(row_pieces, ids), offsets, weights)
+
+
+def _in_turn(rows: Sequence[torch.Tensor], bags: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([piece for pair in zip(rows, bags, strict=True) for piece in pair])

@@ -1,7 +1,8 @@
 """Buckets: which tables share one physical FBGEMM table, and what such a table can do.
 
-A *bucket* holds the tables that share dimension, data type, optimizer with its settings, and
-placement.  On every rank its rows are its tables' local shards one after another.
+A *bucket* holds the tables that share dimension, data type, optimizer with its settings, placement,
+and who pools them.  Buckets that only differ in who pools are in the same physical table.  On every
+rank its rows are the tables' local shards one after another, first those of rows that travel.
 """
 
 import dataclasses
@@ -27,10 +28,12 @@ __all__ = [
     "Bucket",
     "BucketConfig",
     "BucketedTables",
+    "PhysicalTable",
     "TableShards",
     "check_bucket",
     "group_into_buckets",
     "kernels_of",
+    "physical_tables",
     "slot_names",
 ]
 
@@ -54,11 +57,70 @@ class BucketConfig:
         config: all tables, each by its first shard.
         per_rank: for each rank the shards that it has.
         owner_pooled: whether the owners of its tables pool bags; if not, requesters do.
+        physical: number of the physical table that it is in.
     """
 
     config: GroupedEmbeddingConfig
     per_rank: list[GroupedEmbeddingConfig]
     owner_pooled: bool
+    physical: int
+
+
+@dataclass(frozen=True)
+class PhysicalTable:
+    """One FBGEMM table on every rank.
+
+    Attributes:
+        config: all tables in it, each by its first shard.
+        per_rank: for each rank the shards that it has.
+        rows: number of its bucket whose rows travel; None if there is none.
+        bags: number of its bucket whose owners pool; None if there is none.
+    """
+
+    config: GroupedEmbeddingConfig
+    per_rank: list[GroupedEmbeddingConfig]
+    rows: int | None
+    bags: int | None
+
+    @property
+    def buckets(self) -> list[int]:
+        """The numbers of its buckets."""
+        return [number for number in (self.rows, self.bags) if number is not None]
+
+
+def physical_tables(buckets: Sequence[BucketConfig]) -> list[PhysicalTable]:
+    """Returns the physical tables that buckets are in."""
+    tables = []
+    for physical in sorted({bucket.physical for bucket in buckets}):
+        rows, bags = (
+            next(
+                (
+                    k
+                    for k, bucket in enumerate(buckets)
+                    if (bucket.physical, bucket.owner_pooled) == (physical, owner_pooled)
+                ),
+                None,
+            )
+            for owner_pooled in (False, True)
+        )
+        own = [buckets[k] for k in (rows, bags) if k is not None]
+        tables.append(
+            PhysicalTable(
+                _joined([bucket.config for bucket in own]),
+                [
+                    _joined(list(of_rank))
+                    for of_rank in zip(*(b.per_rank for b in own), strict=True)
+                ],
+                rows,
+                bags,
+            )
+        )
+    return tables
+
+
+def _joined(configs: Sequence[GroupedEmbeddingConfig]) -> GroupedEmbeddingConfig:
+    tables = [table for config in configs for table in config.embedding_tables]
+    return dataclasses.replace(configs[0], embedding_tables=tables)
 
 
 def group_into_buckets(
@@ -91,12 +153,12 @@ def group_into_buckets(
             shards.setdefault(table.name, {})[rank] = table
     ranks = len(tables_per_rank)
     assert all(shards.values()), "a table without a shard"
-    partitions: dict[tuple[object, ...], list[list[str]]] = {}  # tables, bucket by bucket
+    partitions: dict[tuple[object, ...], list[list[str]]] = {}  # tables of a physical one
     rows_so_far: dict[tuple[object, ...], list[int]] = {}
     for name in sorted(shards, key=lambda name: name in owner_pooled):  # is stable
         first = next(iter(shards[name].values()))
         kind = (
-            *(name in owner_pooled, first.local_cols, first.compute_kernel),
+            *(first.local_cols, first.compute_kernel),
             *((codecs or {}).get(name), name in frozen),
         )
         local_rows = [shards[name][r].local_rows if r in shards[name] else 0 for r in range(ranks)]
@@ -107,59 +169,63 @@ def group_into_buckets(
             )
         so_far = rows_so_far.get(kind, [0] * ranks)
         total = [a + b for a, b in zip(so_far, local_rows, strict=True)]
-        buckets = partitions.setdefault(kind, [[]])
+        members = partitions.setdefault(kind, [[]])
         if max(total) > max_rows:
-            buckets.append([])
+            members.append([])
             total = local_rows
-        buckets[-1].append(name)
+        members[-1].append(name)
         rows_so_far[kind] = total
-    return [
-        bucket
-        for buckets in partitions.values()
-        for names in buckets
-        for bucket in _grouped(names, shards, ranks, names[0] in owner_pooled)
+    configs = [
+        config
+        for members in partitions.values()
+        for names in members
+        for config in _grouped(names, shards)
     ]
+    buckets = [
+        _bucket(config, own, shards, ranks, pooled, physical)
+        for physical, config in enumerate(configs)
+        for pooled in (False, True)
+        if (own := [t for t in config.embedding_tables if (t.name in owner_pooled) == pooled])
+    ]
+    return sorted(buckets, key=lambda bucket: bucket.owner_pooled)
 
 
 def _grouped(
-    names: Sequence[str],
+    names: Sequence[str], shards: Mapping[str, Mapping[int, ShardedEmbeddingTable]]
+) -> list[GroupedEmbeddingConfig]:
+    """Returns tables of one kind, by first shards; TorchRec may have reasons to keep some apart."""
+    (configs,) = group_tables([[_neutral(next(iter(shards[name].values()))) for name in names]])
+    return list(configs)
+
+
+def _neutral(shard: ShardedEmbeddingTable) -> ShardedEmbeddingTable:
+    return dataclasses.replace(shard, pooling=PoolingType.SUM)
+
+
+def _bucket(
+    config: GroupedEmbeddingConfig,
+    tables: list[ShardedEmbeddingTable],
     shards: Mapping[str, Mapping[int, ShardedEmbeddingTable]],
     ranks: int,
     owner_pooled: bool,
-) -> list[BucketConfig]:
-    """Returns the buckets of tables of one kind; TorchRec may have reasons to keep some apart."""
-    neutral = {
-        name: {
-            rank: dataclasses.replace(shard, pooling=PoolingType.SUM)
-            for rank, shard in shards[name].items()
-        }
-        for name in names
-    }
-    firsts = [next(iter(neutral[name].values())) for name in names]
-    (configs,) = group_tables([firsts])
-    return [
-        BucketConfig(
+    physical: int,
+) -> BucketConfig:
+    per_rank = [
+        dataclasses.replace(
             config,
-            [
-                dataclasses.replace(
-                    config,
-                    embedding_tables=[
-                        neutral[table.name][rank]
-                        for table in config.embedding_tables
-                        if rank in neutral[table.name]
-                    ],
-                )
-                for rank in range(ranks)
+            embedding_tables=[
+                _neutral(shards[table.name][rank]) for table in tables if rank in shards[table.name]
             ],
-            owner_pooled,
         )
-        for config in configs
+        for rank in range(ranks)
     ]
+    whole = dataclasses.replace(config, embedding_tables=tables)
+    return BucketConfig(whole, per_rank, owner_pooled, physical)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One physical table on every rank.
+    """A bucket as the exchange sees it.
 
     Attributes:
         dim: columns.
@@ -191,7 +257,7 @@ class TableShards:
         row_starts: rank ``r`` owns rows ``[row_starts[r], row_starts[r + 1])``; of a table that
             requesters pool.
         owners: the ranks of its columns, in the order of the columns; of a table that they pool.
-        first_rows: where its rows begin in the bucket of each of these owners.
+        first_rows: where its rows begin in the physical table of each of these owners.
     """
 
     name: str
@@ -218,7 +284,10 @@ class BucketedTables:
         slots = 0
         for bucket in configs:
             first_table, first_slot = len(self.tables), slots
-            self.tables += _bag_shards(bucket) if bucket.owner_pooled else _row_shards(bucket)
+            if bucket.owner_pooled:
+                self.tables += _bag_shards(bucket, _rows_before(bucket, configs))
+            else:
+                self.tables += _row_shards(bucket)
             slots += bucket.config.num_features()
             dim = bucket.config.embedding_tables[0].local_cols
             self.buckets.append(
@@ -269,10 +338,21 @@ def _row_shards(bucket: BucketConfig) -> list[TableShards]:
     return tables
 
 
-def _bag_shards(bucket: BucketConfig) -> list[TableShards]:
+def _rows_before(bucket: BucketConfig, buckets: Sequence[BucketConfig]) -> list[int]:
+    """Returns for each rank how many rows of the physical table come before those of a bucket."""
+    before = [
+        other for other in buckets if other.physical == bucket.physical and not other.owner_pooled
+    ]
+    return [
+        sum(table.local_rows for other in before for table in other.per_rank[r].embedding_tables)
+        for r in range(len(bucket.per_rank))
+    ]
+
+
+def _bag_shards(bucket: BucketConfig, rows_before: Sequence[int]) -> list[TableShards]:
     places: dict[str, list[tuple[int, int, int]]] = {}  # first column, rank, first row
     for rank, config in enumerate(bucket.per_rank):
-        first_row = 0
+        first_row = rows_before[rank]
         for shard in config.embedding_tables:
             assert shard.local_metadata is not None
             column = shard.local_metadata.shard_offsets[1]
@@ -313,24 +393,30 @@ def kernels_of(device_type: str) -> list[str]:
     return _values(CUDA_KERNELS if device_type == "cuda" else CPU_KERNELS)
 
 
-def check_bucket(bucket: BucketConfig, device: torch.device) -> None:
-    """Refuses what the kernel cannot do, by table, with what it can."""
+def check_bucket(bucket: BucketConfig, device: torch.device, types: Mapping[str, str]) -> None:
+    """Refuses what the kernel cannot do, by table, with what it can.
+
+    Args:
+        bucket: the bucket.
+        device: of its tables.
+        types: how each table is sharded.
+    """
     config = bucket.config
     kernels, optimizers = kernels_of(device.type), optimizers_of(device.type)
-    optimizer = _optimizer(config)
+    optimizer, first = _optimizer(config), config.embedding_tables[0].name
     if not isinstance(optimizer, EmbOptimType):
         raise ValueError(
-            f"table {config.embedding_tables[0].name!r} (fused_row_wise on {device.type}): "
-            f"optimizer is {optimizer!r}, must be one of EmbOptimType's {_values(optimizers)}"
+            f"table {first!r} ({types[first]} on {device.type}): optimizer is {optimizer!r}, must "
+            f"be one of EmbOptimType's {_values(optimizers)}"
         )
     if device.type == "cpu" and (config.fused_params or {}).get("weight_decay"):
         logger.warning(
             "weight_decay is set for table %r, but FBGEMM's CPU kernels ignore it, as they do for "
             "stock tables",
-            config.embedding_tables[0].name,
+            first,
         )
     for table in config.embedding_tables:
-        where = f"table {table.name!r} (fused_row_wise on {device.type})"
+        where = f"table {table.name!r} ({types[table.name]} on {device.type})"
         if table.local_cols % 4 or table.local_cols <= 0:
             raise ValueError(
                 f"{where}: embedding_dim is {table.local_cols}, must be a positive multiple of 4"

@@ -1,4 +1,4 @@
-"""The owner's lookup: one FBGEMM table per bucket, one call per bucket.
+"""The owner's lookup: one FBGEMM call per physical table.
 
 Local row numbers are the ids, one per bag where rows travel (see ``compat.bucket_table``), and as
 they came where owners pool.  The update is FBGEMM's fused optimizer in backward, which sums the
@@ -16,9 +16,9 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
-from fusedrec_torchrec.core.buffer_order import rank_major
 from fusedrec_torchrec.core.stages import stage
-from fusedrec_torchrec.exchange.buckets import BucketConfig
+from fusedrec_torchrec.exchange.asked import Asked, joined
+from fusedrec_torchrec.exchange.buckets import BucketConfig, physical_tables
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.replication import Replication, Replications
 
@@ -52,13 +52,14 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         **kwargs: Any,
     ) -> None:
         self._frozen = frozenset(frozen)  # the kernels are made by the next line
-        self._buckets = {id(bucket.per_rank[rank]): bucket for bucket in buckets}
-        super().__init__(grouped_configs=[b.per_rank[rank] for b in buckets], **kwargs)
+        self._tables = physical_tables(buckets)
+        self._whole = {id(table.per_rank[rank]): table.config for table in self._tables}
+        super().__init__(grouped_configs=[t.per_rank[rank] for t in self._tables], **kwargs)
         self.replication = Replications([] if replicate is None else replicate(self.kernels))
 
     @property
     def kernels(self) -> list[BucketKernel]:
-        """The kernel of each bucket."""
+        """The kernel of each physical table."""
         return list(self._emb_modules)
 
     def register_optim_state_tracker_fn(self, record_fn: Any) -> None:
@@ -81,8 +82,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         pg: dist.ProcessGroup | None,
         *_: Any,
     ) -> BaseEmbedding:
-        whole = self._buckets[id(config)].config
-        first = whole.embedding_tables[0]
+        first = self._whole[id(config)].embedding_tables[0]
         frozen = first.name in self._frozen
         return BucketKernel(config, first.local_cols, first.compute_kernel, pg, device, frozen)
 
@@ -94,22 +94,53 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         context = sparse_features.context
         if context.replicas is not None:
             context.replicas.enter()
-        asked = sparse_features.asked()
+        asked = self.asked(sparse_features)
         looked_up = self.replication.look_up(asked)
         if looked_up is None:
             looked_up = [
-                kernel(bucket.rows_R, bucket.offsets_U1, bucket.weights_R)
-                for kernel, bucket in zip(self._emb_modules, asked, strict=True)
+                kernel(of_table.rows_R, of_table.offsets_U1, of_table.weights_R)
+                for kernel, of_table in zip(self._emb_modules, asked, strict=True)
             ]
-        elements = [
-            [n * rows_UD.size(1) for n, rows_UD in zip(row, looked_up, strict=True)]
-            for row in context.counts_in
-        ]
-        return rank_major([rows_UD.view(-1) for rows_UD in looked_up], elements)
+        if len(looked_up) == 1:
+            return looked_up[0].view(-1)
+        return self._in_wire_order(looked_up, context.counts_in)
+
+    def asked(self, received: ReceivedRows) -> list[Asked]:
+        """Returns what is asked of each physical table, requester after requester."""
+        of_buckets, context = received.asked(), received.context
+        counts, row_buckets = context.counts_in, len(context.counts_in[0]) - len(context.ids_in[0])
+        asked = []
+        for table in self._tables:
+            if table.rows is None or table.bags is None:
+                (bucket,) = table.buckets
+                asked.append(of_buckets[bucket])
+                continue
+            asked.append(
+                joined(
+                    of_buckets[table.rows],
+                    of_buckets[table.bags],
+                    [row[table.rows] for row in counts],
+                    [row[table.bags] for row in counts],
+                    [row[table.bags - row_buckets] for row in context.ids_in],
+                )
+            )
+        return asked
+
+    def _in_wire_order(
+        self, looked_up: Sequence[torch.Tensor], counts: list[list[int]]
+    ) -> torch.Tensor:
+        """Returns all rows in the order (requester, bucket)."""
+        pieces: dict[tuple[int, int], torch.Tensor] = {}
+        for table, rows_UD in zip(self._tables, looked_up, strict=True):
+            places = [(r, k) for r in range(len(counts)) for k in table.buckets]
+            parts = rows_UD.split([counts[r][k] for r, k in places])
+            for (r, k), part in zip(places, parts, strict=True):
+                pieces[r, k] = part.reshape(-1)
+        return torch.cat([pieces[place] for place in sorted(pieces)])
 
     def prefetch(
         self, sparse_features: ReceivedRows, forward_stream: torch.Stream | None = None
     ) -> None:
         """Brings rows of host memory into the device's cache ahead of the lookup."""
-        for kernel, bucket in zip(self._emb_modules, sparse_features.asked(), strict=True):
-            kernel.prefetch(bucket.rows_R, bucket.offsets_U1, forward_stream)
+        for kernel, of_table in zip(self._emb_modules, self.asked(sparse_features), strict=True):
+            kernel.prefetch(of_table.rows_R, of_table.offsets_U1, forward_stream)

@@ -38,10 +38,13 @@ class SlotFeatures:
         ids = slice(sum(counts[:first]), sum(counts[:end]))
         bags = slice(sum(strides[:first]), sum(strides[:end]))
         weights = features.weights_or_none() if weighted else None
+        if weights is not None:
+            with torch.enable_grad():  # weights may be learned, and TorchRec sends ids without
+                weights = weights[ids]
         return cls(
             features.values()[ids],
             features.lengths()[bags],
-            None if weights is None else weights[ids],
+            weights,
             strides[first:end],
             counts[first:end],
             not features.variable_stride_per_key(),

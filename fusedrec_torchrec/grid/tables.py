@@ -67,10 +67,12 @@ class TableRows:
             for weight, state in zip(weights, states, strict=True)
         ]
         self.blocks = list(_blocks(first_row, per_table))
-        # Our buckets are one table with one feature, and ids that were checked.
+        # Our buckets are one table with one feature, and ids that were checked; their tables may
+        # all be on other ranks.
         self._is_bucket = isinstance(table, BucketTable)
         starts = list(accumulate(self.row_counts, initial=0))
-        device, tables_F = device_of(table), tables_of_features(table)
+        device = device_of(table)
+        tables_F = [] if self._is_bucket else tables_of_features(table)
         self._start_F = torch.tensor([starts[t] for t in tables_F], device=device)
         self._rows_F = torch.tensor([self.row_counts[t] for t in tables_F], device=device)
 

@@ -22,16 +22,12 @@ from fusedrec_torchrec.sharding.sharding_type import (
     FUSED_COLUMN_WISE,
     FUSED_TABLE_WISE,
     FUSED_TYPES,
+    LOOKS_LIKE,
     OWNER_POOLED,
 )
 
 __all__ = ["FusedEnumerator", "is_fused", "stock_name"]
 
-LOOKS_LIKE = {
-    FUSED: ShardingType.ROW_WISE.value,
-    FUSED_TABLE_WISE: ShardingType.TABLE_WISE.value,
-    FUSED_COLUMN_WISE: ShardingType.COLUMN_WISE.value,
-}
 SECOND_BEST = 1.5  # what a choice that sends more rows costs at least, to the better one's time
 
 
@@ -95,7 +91,8 @@ class FusedEnumerator(EmbeddingEnumerator):
         """Gives a table equal columns on as many ranks as can have them."""
         rows, dim = option.tensor.shape
         can = [n for n in range(1, self._world_size + 1) if dim % (4 * n) == 0]
-        shards = owner_shards(FUSED_COLUMN_WISE, rows, dim, range(max(can, default=1)))
+        owners = range(max(can, default=1))
+        shards = owner_shards(FUSED_COLUMN_WISE, rows, dim, owners, self._world_size)
         option.shards = [Shard(size=list(size), offset=list(offset)) for offset, size in shards]
         if len(shards) == self._world_size:  # so that no rank gets two of them
             option.partition_by = PartitionByType.UNIFORM.value

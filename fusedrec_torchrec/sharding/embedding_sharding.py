@@ -124,8 +124,9 @@ class FusedEmbeddingSharding(
         self._grouped_embedding_configs_per_rank = [
             [bucket.per_rank[rank] for bucket in self._buckets] for rank in range(self._world_size)
         ]
+        types = {i.embedding_config.name: i.param_sharding.sharding_type for i in sharding_infos}
         for bucket in self._buckets:
-            check_bucket(bucket, self._device)
+            check_bucket(bucket, self._device, types)
         self.tables = BucketedTables(self._buckets)
         self._hot = self._choose_hot_rows()
         self.layout = ExchangeLayout(
@@ -151,7 +152,8 @@ class FusedEmbeddingSharding(
         replications: list[Replication] = []
         if self._hot is not None:
             index = HotIndex(self.layout, self._hot.home_keys(self.layout))
-            hot, of_rows = self.settings.hot, kernels[: len(self.layout.buckets)]
+            hot = self.settings.hot
+            of_rows = [kernels[b.physical] for b in self._buckets if not b.owner_pooled]
             replications.append(
                 HotRows(self._group(), self._id_group, self.layout, of_rows, index, hot)
             )

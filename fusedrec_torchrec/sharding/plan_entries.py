@@ -198,11 +198,7 @@ def _whole_rows(
         sharder: ModuleSharder[nn.Module],
     ) -> ParameterSharding:
         rows, dim = param.shape
-        if not set(ranks) <= set(range(world_size)):
-            raise ValueError(
-                f"ranks of a {sharding_type} table are {ranks}, must be in [0, {world_size})"
-            )
-        shards = owner_shards(sharding_type, rows, dim, ranks)
+        shards = owner_shards(sharding_type, rows, dim, ranks, world_size)
         devices = remote_devices(device_type, world_size, local_size)
         return FusedParameterSharding(
             input_dist=input_dist,
@@ -222,16 +218,17 @@ def _whole_rows(
 
 
 def owner_shards(
-    sharding_type: str, rows: int, dim: int, ranks: Sequence[int]
+    sharding_type: str, rows: int, dim: int, ranks: Sequence[int], world_size: int
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Returns offsets and sizes of the shards of a table that its owners pool.
 
     Raises:
         ValueError: ranks are not different ones, or columns cannot be divided among them.
     """
-    if not ranks or len(set(ranks)) < len(ranks):
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
         raise ValueError(
-            f"ranks of a {sharding_type} table are {list(ranks)}, must be different ones"
+            f"ranks of a {sharding_type} table are {list(ranks)}, must be different ones in "
+            f"[0, {world_size})"
         )
     if sharding_type == FUSED_TABLE_WISE and len(ranks) > 1:
         raise ValueError(f"ranks of a {sharding_type} table are {list(ranks)}, must be one")

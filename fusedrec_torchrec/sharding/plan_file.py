@@ -70,7 +70,7 @@ class TablePlan:
     Attributes:
         rows: of the table.
         columns: of the table.
-        sharding: a fused sharding type, or one of TorchRec.
+        sharding: a sharding type of this package or of TorchRec.
         kernel: compute kernel of TorchRec.
         ranks: ranks that have shards, in the order of the shards; all ranks if none.
         rows_per_rank: rows of each shard, if shards are rows.
@@ -478,21 +478,22 @@ def _sharding(
     if hot_set is not None and len(hot_set.ids.get(name, ())):
         rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
     if plan.sharding in OWNER_POOLED:
-        _check_owner_pooled(name, plan, table, places or [], rule)
+        _check_owner_pooled(name, plan, table, places or [], ranks)
+        if rule is not None:
+            raise ValueError(f"tables.{name} is {plan.sharding} with hot rows, must have none")
     return FusedParameterSharding(
         **given, hot_rows=rule, input_dist=file.input_dist, codecs=plan.codecs
     )
 
 
 def _check_owner_pooled(
-    name: str, plan: TablePlan, table: _Found, places: Sequence[Placed], rule: HotRule | None
+    name: str, plan: TablePlan, table: _Found, places: Sequence[Placed], ranks: int
 ) -> None:
-    """Refuses shards and hot rows that a table which its owners pool cannot have."""
+    """Refuses shards that a table which its owners pool cannot have."""
+    on_ranks = [place[0] for place in places]
     try:
-        wanted = owner_shards(plan.sharding, table.rows, table.columns, [p[0] for p in places])
+        wanted = owner_shards(plan.sharding, table.rows, table.columns, on_ranks, ranks)
     except ValueError as error:
         raise ValueError(f"tables.{name}: {error}") from None
     if [place[1:] for place in places] != wanted:
         raise ValueError(f"tables.{name} is {plan.sharding}, its shards must be equal columns")
-    if rule is not None:
-        raise ValueError(f"tables.{name} is {plan.sharding} with hot rows, must have none")

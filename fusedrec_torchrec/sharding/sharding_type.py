@@ -15,6 +15,7 @@ __all__ = [
     "FUSED_COLUMN_WISE",
     "FUSED_TABLE_WISE",
     "FUSED_TYPES",
+    "LOOKS_LIKE",
     "OWNER_POOLED",
     "SHARDINGS",
     "FusedShardingType",
@@ -51,3 +52,9 @@ FUSED_TABLE_WISE = FusedShardingType.FUSED_TABLE_WISE.value
 FUSED_COLUMN_WISE = FusedShardingType.FUSED_COLUMN_WISE.value
 OWNER_POOLED = (FUSED_TABLE_WISE, FUSED_COLUMN_WISE)
 FUSED_TYPES = (FUSED, *OWNER_POOLED)
+# TorchRec's sharding whose shards look the same, for where it asks by name how a table lies.
+LOOKS_LIKE = {
+    FUSED: "row_wise",
+    FUSED_TABLE_WISE: "table_wise",
+    FUSED_COLUMN_WISE: "column_wise",
+}

@@ -28,12 +28,18 @@ from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.sharding.plan_file import read_plan
 from tests.case import Case, Table, parallel, sharded, unsharded
 from tests.checkpoint.models import case_of, optimizer_of, trained, whole_states, whole_weights
-from tests.checkpoint.test_round_trips import Numbers, equal, load_and_save, train_and_save
+from tests.checkpoint.test_round_trips import (
+    OWNER_POOLED,
+    STOCK,
+    Numbers,
+    equal,
+    load_and_save,
+    train_and_save,
+)
 from tests.cluster import Cluster
 from tests.parity import train_step
 
 Clusters = Callable[[int], Cluster]
-STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
 
 
 def load_plainly(sharding: str, ranks: int, folder: str) -> Numbers:
@@ -54,7 +60,9 @@ def save_plainly(sharding: str, ranks: int, folder: str) -> Numbers:
     return whole_weights(case, model), whole_states(case, optimizer)
 
 
-@pytest.mark.parametrize("sharding", ["fused_row_wise", "table_wise", "row_wise"])
+@pytest.mark.parametrize(
+    "sharding", ["fused_row_wise", "fused_table_wise", "table_wise", "row_wise"]
+)
 def test_torch_alone_loads_a_checkpoint(cluster_2: Cluster, tmp_path: Path, sharding: str) -> None:
     want = cluster_2.run(train_and_save, "fused_row_wise", 2, str(tmp_path / "it"), {})[0]
     equal(cluster_2.run(load_plainly, sharding, 2, str(tmp_path / "it"))[0], want)
@@ -84,7 +92,7 @@ def test_a_checkpoint_of_torch_alone_is_loaded(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("sharding", ["fused_row_wise", *STOCK])
+@pytest.mark.parametrize("sharding", ["fused_row_wise", *OWNER_POOLED, *STOCK])
 def test_converted_checkpoints_are_what_the_sharding_would_have_written(
     clusters: Clusters, tmp_path: Path, sharding: str, ranks: int
 ) -> None:
@@ -149,8 +157,8 @@ def dtensor_model(case: Case) -> DistributedModelParallel:
         assert made
 
 
-def through_dtensors(folder: str) -> tuple[Numbers, Numbers, Numbers, bool]:
-    case = case_of("fused_row_wise", 2)
+def through_dtensors(folder: str, sharding: str) -> tuple[Numbers, Numbers, Numbers, bool]:
+    case = case_of(sharding, 2)
     model = dtensor_model(case)
     optimizer = optimizer_of(case, model)
     for step in range(3):
@@ -180,19 +188,21 @@ def described(value: Any) -> Any:
     return value if not isinstance(value, torch.Tensor) else (tuple(value.shape), value.dtype)
 
 
-def same_as_row_wise() -> None:
-    ours, stock = (dtensor_model(case_of(s, 2)) for s in ("fused_row_wise", "row_wise"))
+def same_as(stock_sharding: str) -> None:
+    ours, stock = (dtensor_model(case_of(f"{s}{stock_sharding}", 2)) for s in ("fused_", ""))
     assert described(ours.state_dict()) == described(stock.state_dict())
     got, want = (m.fused_optimizer.state_dict()["state"] for m in (ours, stock))
     assert described(got) == described(want) and got
 
 
-def test_dtensors_are_those_of_stock_row_wise(cluster_2: Cluster) -> None:
-    cluster_2.run(same_as_row_wise)
+@pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
+def test_dtensors_are_those_of_stock_tables(cluster_2: Cluster, sharding: str) -> None:
+    cluster_2.run(same_as, sharding)
 
 
-def test_dtensors_and_sharded_tensors(cluster_2: Cluster, tmp_path: Path) -> None:
-    want, first, second, is_dtensor = cluster_2.run(through_dtensors, str(tmp_path))[0]
+@pytest.mark.parametrize("sharding", ["fused_row_wise", *OWNER_POOLED])
+def test_dtensors_and_sharded_tensors(cluster_2: Cluster, tmp_path: Path, sharding: str) -> None:
+    want, first, second, is_dtensor = cluster_2.run(through_dtensors, str(tmp_path), sharding)[0]
     assert is_dtensor
     equal(first, want)
     equal(second, want)

@@ -14,7 +14,9 @@ from tests.cluster import Cluster
 from tests.parity import train_step
 
 Clusters = Callable[[int], Cluster]
-SHARDINGS = ("fused_row_wise", "table_wise", "row_wise", "column_wise", "data_parallel")
+OWNER_POOLED = ("fused_table_wise", "fused_column_wise")
+STOCK = ("table_wise", "row_wise", "column_wise", "data_parallel")
+SHARDINGS = ("fused_row_wise", *OWNER_POOLED, *STOCK)
 Numbers = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
@@ -75,7 +77,7 @@ def there_and_back(
 @pytest.mark.parametrize("other", SHARDINGS)
 def test_fused_to_every_sharding_and_back(clusters: Clusters, tmp_path: Path, other: str) -> None:
     converted = there_and_back(clusters, tmp_path, ("fused_row_wise", 2), (other, 2))
-    assert bool(converted) == (other in ("column_wise", "data_parallel"))
+    assert bool(converted) == (other.endswith("column_wise") or other == "data_parallel")
 
 
 @pytest.mark.parametrize("other", SHARDINGS[1:])
@@ -84,7 +86,7 @@ def test_other_optimizers(clusters: Clusters, tmp_path: Path, other: str, optimi
     there_and_back(clusters, tmp_path, ("fused_row_wise", 2), (other, 2), optimizer=optimizer)
 
 
-@pytest.mark.parametrize("other", SHARDINGS)
+@pytest.mark.parametrize("other", ["fused_row_wise", *STOCK])
 def test_sequences(clusters: Clusters, tmp_path: Path, other: str) -> None:
     there_and_back(clusters, tmp_path, ("fused_row_wise", 2), (other, 2), kind="ec")
 
@@ -106,10 +108,17 @@ def test_every_number_of_ranks(
     there_and_back(clusters, tmp_path, ("fused_row_wise", first), (other, second))
 
 
+@pytest.mark.parametrize(("first", "second"), [OWNER_POOLED, OWNER_POOLED[::-1]])
+def test_owner_pooled_to_owner_pooled(
+    clusters: Clusters, tmp_path: Path, first: str, second: str
+) -> None:
+    there_and_back(clusters, tmp_path, (first, 2), (second, 4), optimizer="adagrad")
+
+
 @pytest.mark.parametrize("first", SHARDINGS[1:])
 @pytest.mark.parametrize("second", SHARDINGS[1:])
 @pytest.mark.slow
-def test_stock_to_stock(clusters: Clusters, tmp_path: Path, first: str, second: str) -> None:
+def test_other_to_other(clusters: Clusters, tmp_path: Path, first: str, second: str) -> None:
     # Column shards have numbers of their own, whose mean is what other shardings have.
-    optimizer = "adagrad" if first == "column_wise" else "rowwise_adagrad"
+    optimizer = "adagrad" if first.endswith("column_wise") else "rowwise_adagrad"
     there_and_back(clusters, tmp_path, (first, 2), (second, 4), optimizer=optimizer)

@@ -50,6 +50,7 @@ from fusedrec_torchrec.sharding.plan_file import (
 
 RANKS = 4
 ROWS = {"a": 10, "b": 3, "c": 500}
+BF16 = fr.Codecs(forward=fr.CodecOptions(type="bf16"))
 WAYS: dict[str, Any] = {
     "fused": lambda: fused_row_wise(),
     "fused, uneven": lambda: fused_row_wise([0, 7, 0, 3]),
@@ -57,6 +58,10 @@ WAYS: dict[str, Any] = {
         compute_kernel="fused_uvm_caching", input_dist="exact_counts"
     ),
     "fused, hot": lambda: fused_row_wise(hot_rows=[1, 5, 7]),
+    "fused tables": lambda: fr.fused_table_wise(2, input_dist="exact_counts"),
+    "fused columns": lambda: fr.fused_column_wise([3, 1], codecs=BF16),
+    "fused columns on all": lambda: fr.fused_column_wise([0, 1, 2, 3]),
+    "fused columns on one": lambda: fr.fused_column_wise([1]),
     "table_wise": lambda: table_wise(rank=2, compute_kernel="fused"),
     "row_wise": lambda: row_wise(compute_kernel="fused"),
     "column_wise": lambda: column_wise(ranks=[0, 1, 2, 3], compute_kernel="fused"),

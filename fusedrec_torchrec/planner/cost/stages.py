@@ -128,7 +128,7 @@ class Step:
         tables: how many there are.
         ranks: over which they are sharded.
         stages: in the order of the step.
-        buckets: how many times a rank asks FBGEMM for rows.
+        buckets: how many kinds of tables there are, by columns, data type and who pools.
     """
 
     system: str

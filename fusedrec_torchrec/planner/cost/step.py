@@ -57,7 +57,7 @@ column_wise         ids and lengths to all ranks, D / W columns of every bag fro
 data_parallel       nothing travels but the gradient of the whole table, in an all-reduce
 ==================  ==============================================================================
 
-A bucket, the fused tables that FBGEMM is asked for at once, has a price of its own.
+A bucket, fused tables that are alike and pooled in the same place, has a price of its own.
 
 In stock shardings of sequences a row travels for every id, where there are bags here.
 """

@@ -88,7 +88,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
-        if sharding_type == FUSED:
+        if sharding_type in FUSED_TYPES:  # of which sequences can only have one, it says
             return FusedEmbeddingSharding(
                 sharding_infos,
                 env,

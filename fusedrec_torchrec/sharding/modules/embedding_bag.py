@@ -36,7 +36,7 @@ from fusedrec_torchrec.sharding.modules.fused_tables import (
     with_one_fused_type,
 )
 from fusedrec_torchrec.sharding.modules.module_set import ModuleSet
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES, LOOKS_LIKE
 
 __all__ = ["FusedShardedEmbeddingBagCollection"]
 
@@ -113,6 +113,21 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return super().create_embedding_bag_sharding(
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
         )
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        """Describes fused tables as the stock ones whose shards look the same.
+
+        On ranks without a shard TorchRec works out the shape of DTensors from names that it knows.
+        """
+        plan = self.module_sharding_plan
+        types = {name: entry.sharding_type for name, entry in plan.items()}
+        try:
+            for name, sharding_type in types.items():
+                plan[name].sharding_type = LOOKS_LIKE.get(sharding_type, sharding_type)
+            super()._initialize_torch_state(skip_registering)
+        finally:
+            for name, sharding_type in types.items():
+                plan[name].sharding_type = sharding_type
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         if self.fused is not None:

@@ -69,6 +69,7 @@ class FusedTables:
         self.options = sharding.settings.options
         self.layout = sharding.layout
         self.tables = sharding.tables
+        self._owner_pooled = [t.name for t in self.tables.of(self.tables.bag_buckets)]
         self.wires = sharding.wires
         self.replications = sharding.lookup.replication.members
         processed = sharding.settings.processed
@@ -130,6 +131,7 @@ class FusedTables:
             reports: list[Report] = []
             try:
                 batch = self.features(features)
+                self._check_weights(batch)
             except Exception as error:  # whatever it is, other ranks must not wait for us in vain
                 text = str(error)
                 if not isinstance(error, ValueError):
@@ -142,6 +144,16 @@ class FusedTables:
                     (check.bad(batch), partial(check.describe, batch)) for check in self._checks
                 ]
             return batch, self._notes(training, reports=reports)
+
+    def _check_weights(self, batch: KeyedJaggedTensor) -> None:
+        """Refuses weights whose gradients are wanted where only owners could give them."""
+        weights, names = batch.weights_or_none(), self._owner_pooled
+        if names and weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"weights require gradients, must not with tables {names}, whose owners pool: the "
+                "gradients of weights need the rows, which stay with their owner; make these "
+                f"tables {FUSED}, or detach the weights"
+            )
 
     def end_of_data(self, training: bool) -> tuple[KeyedJaggedTensor, BatchNotes]:
         """Returns a batch of no ids, which tells other ranks that this one's data has ended."""

@@ -33,6 +33,7 @@ def sharded(
     dim: int = 8,
     plan: dict[str, dict[str, Any]] | None = None,
     stock: tuple[str, ...] = (),
+    pooled: dict[str, Any] | None = None,
     optimizer: tuple[Any, dict[str, Any]] | None = None,
     frozen: tuple[str, ...] = (),
     weighted: bool = False,
@@ -56,6 +57,9 @@ def sharded(
         _apply_optimizer_in_backward(optimizer[0], bags.parameters(), optimizer[1])
     entries = {name: fr.fused_row_wise(**(plan or {}).get(name, {})) for name in order}
     entries |= {name: table_wise(rank=0) for name in stock}
+    for name, owners in (pooled or {}).items():
+        whole = isinstance(owners, int)
+        entries[name] = fr.fused_table_wise(owners) if whole else fr.fused_column_wise(owners)
     ours = fr.fused_sharders(**sharders)
     by_table = construct_module_sharding_plan(bags, entries, sharder=ours[0], device_type="cpu")
     set_gradient_division(gradient_division)
@@ -101,6 +105,25 @@ def errors_then_a_good_step(
             "plan of table 'a'.sharding_type is 'fused_row_wise' on rank 0 and 'table_wise' on "
             "rank 1",
             id="sharding type",
+        ),
+        pytest.param(
+            {"pooled": {"a": 0}},
+            {"pooled": {"a": 1}},
+            "plan of table 'a'.ranks is [0] on rank 0 and [1] on rank 1",
+            id="owner",
+        ),
+        pytest.param(
+            {"pooled": {"a": [0, 1]}},
+            {"pooled": {"a": [1, 0]}},
+            "plan of table 'a'.ranks is [0, 1] on rank 0 and [1, 0] on rank 1",
+            id="order of owners",
+        ),
+        pytest.param(
+            {"pooled": {"a": [0]}},
+            {"pooled": {"a": 0}},
+            "plan of table 'a'.sharding_type is 'fused_column_wise' on rank 0 and "
+            "'fused_table_wise' on rank 1",
+            id="fused sharding type",
         ),
         pytest.param(
             {},

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -198,10 +199,33 @@ def spoil_and_go_on(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first:
     return text
 
 
-@pytest.mark.parametrize("spoil", BAD, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("first", [0, 3])
-def test_bad_batch_on_one_rank(cluster_2: Cluster, spoil: Spoil, first: int) -> None:
-    case = Case(tables=TABLES, batch_sizes=(6, 6), lengths=(1, 2, 4))
+# Of the tables' types: a fused table of rows, of bags, and one of each.
+TYPES = {
+    "rows": ("fused_row_wise", "fused_row_wise"),
+    "tables": ("fused_table_wise", "fused_table_wise"),
+    "columns": ("fused_column_wise", "fused_column_wise"),
+    "rows and columns": ("fused_row_wise", "fused_column_wise"),
+    "tables and rows": ("fused_table_wise", "fused_row_wise"),
+}
+
+
+def tables_of(types: str, tables: tuple[Table, ...] = TABLES) -> tuple[Table, ...]:
+    return tuple(replace(t, sharding=s) for t, s in zip(tables, TYPES[types], strict=True))
+
+
+# All of it for rows; for others what does not end before the exchange begins.
+BAD_BY_TYPE = [
+    pytest.param(spoil, types, first, id=f"{spoil.__name__}-{types}-{first}")
+    for spoil in BAD
+    for types in TYPES
+    for first in (0, 3)
+    if types == "rows" or (spoil in (too_large, huge, missing_feature) and first == 3)
+]
+
+
+@pytest.mark.parametrize(("spoil", "types", "first"), BAD_BY_TYPE)
+def test_bad_batch_on_one_rank(cluster_2: Cluster, spoil: Spoil, types: str, first: int) -> None:
+    case = Case(tables=tables_of(types), batch_sizes=(6, 6), lengths=(1, 2, 4), repeated=True)
     texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
     assert texts[0] == texts[1]
 
@@ -210,10 +234,13 @@ def test_bad_batch_on_one_rank(cluster_2: Cluster, spoil: Spoil, first: int) -> 
 
 @pytest.mark.parametrize("spoil", [too_large, missing_feature, lengths_too_small])
 @pytest.mark.parametrize("input_dist", ["single_shot", "exact_counts"])
+@pytest.mark.parametrize("types", ["rows", "rows and columns"])
 def test_bad_batch_on_several_of_four_ranks(
-    cluster_4: Cluster, spoil: Spoil, input_dist: InputDist
+    cluster_4: Cluster, spoil: Spoil, input_dist: InputDist, types: str
 ) -> None:
-    case = Case(tables=TABLES, batch_sizes=(6,) * 4, lengths=(1, 2, 4), input_dist=input_dist)
+    case = Case(
+        tables=tables_of(types), batch_sizes=(6,) * 4, lengths=(1, 2, 4), input_dist=input_dist
+    )
     texts = cluster_4.run(spoil_and_go_on, case, spoil, bad_ranks=(1, 3), first=2)
     assert len(set(texts)) == 1
     assert texts[0].startswith("bad input on rank 1: ")
@@ -242,11 +269,13 @@ def test_bad_batch_with_stock_tables_beside(
     cluster_2: Cluster, spoil: Spoil, length_dtype: str, stock: str, kind: str
 ) -> None:
     """Both ranks own stock tables, whose collectives must not stumble either."""
-    tables = (
+    tables: tuple[Table, ...] = (
         Table("a", 50, features=("f_a",), sharding=stock),
         Table("s", 40, features=("f_a",), sharding=stock),
         Table("b", 30),
     )
+    if kind == "ebc":
+        tables += (Table("c", 60, features=("f_b",), sharding="fused_table_wise"),)
     case = Case(
         tables=tables, batch_sizes=(6, 6), lengths=(1, 2), length_dtype=length_dtype, kind=kind
     )
@@ -345,6 +374,8 @@ def test_bad_batch_with_a_variable_batch_per_feature(
     tables = tuple(
         Table(t.name, t.rows, 8 if kind == "ec" else t.dim, t.features) for t in VBE_TABLES
     )
+    if kind == "ebc":
+        tables = (replace(tables[0], sharding="fused_column_wise"), *tables[1:])
     case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), vbe=True, kind=kind)
     texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=first)
     assert texts[0] == texts[1]
@@ -371,12 +402,47 @@ def too_few_weights(features: KeyedJaggedTensor) -> object:
         (too_few_weights, "one for each id"),
     ],
 )
-def test_bad_weights(cluster_2: Cluster, spoil: Spoil, text: str) -> None:
-    tables = tuple(Table(t.name, t.rows, t.dim) for t in TABLES)
+@pytest.mark.parametrize("types", ["rows", "rows and columns", "tables"])
+def test_bad_weights(cluster_2: Cluster, spoil: Spoil, text: str, types: str) -> None:
+    tables = tables_of(types, tuple(replace(t, pooling="sum") for t in TABLES))
     case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), weighted=True)
     texts = cluster_2.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=1)
     assert texts[0] == texts[1]
     assert text in texts[0]
+
+
+def learned_weights(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, weights=features.weights().clone().requires_grad_())
+
+
+@pytest.mark.parametrize("types", ["tables", "rows and columns"])
+@pytest.mark.parametrize("bad_ranks", [(1,), (0, 1)])
+def test_learned_weights_where_owners_pool(
+    cluster_2: Cluster, types: str, bad_ranks: tuple[int, ...]
+) -> None:
+    tables = tables_of(types, tuple(replace(t, pooling="sum") for t in TABLES))
+    names = [t.name for t in tables if t.sharding != "fused_row_wise"]
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), weighted=True)
+    texts = cluster_2.run(spoil_and_go_on, case, learned_weights, bad_ranks=bad_ranks, first=1)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(
+        f"bad input on rank {bad_ranks[0]}: weights require gradients, must not with tables "
+        f"{names}, whose owners pool: the gradients of weights need the rows"
+    )
+
+
+def learned_weights_without_gradients(case: Case) -> None:
+    model, features = sharded(case), batch(case, 0, dist.get_rank())
+    want = model(features)
+    with torch.no_grad():
+        got = model(learned_weights(features))
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+def test_learned_weights_are_looked_up_where_nobody_wants_gradients(cluster_2: Cluster) -> None:
+    tables = tables_of("rows and columns", tuple(replace(t, pooling="sum") for t in TABLES))
+    case = Case(tables=tables, batch_sizes=(6, 6), weighted=True)
+    cluster_2.run(learned_weights_without_gradients, case)
 
 
 def with_extra_feature(case: Case) -> None:

@@ -34,6 +34,11 @@ TABLES = (
     Table("b", 31, dim=8, pooling="mean"),
     Table("c", 40, dim=16),
 )
+OWNERS_POOL = (
+    dataclasses.replace(TABLES[0], sharding="fused_column_wise"),
+    dataclasses.replace(TABLES[1], sharding="fused_table_wise"),
+    TABLES[2],
+)
 CASES = {
     "ebc": Case(TABLES, (6, 9), integers=False),
     "ebc weighted": Case((TABLES[0], TABLES[2]), (6, 9), integers=False, weighted=True),
@@ -50,6 +55,11 @@ CASES = {
         (dataclasses.replace(TABLES[0], hot=(0, 1, 2)), *TABLES[1:]), (6, 9), integers=False
     ),
     "rowwise adagrad": Case(TABLES, (6, 9), integers=False, optimizer="rowwise_adagrad"),
+    "owners pool": Case(OWNERS_POOL, (6, 9), integers=False, repeated=True),
+    "owners pool vbe": Case(OWNERS_POOL, (6, 9), integers=False, vbe=True),
+    "owners pool weighted": Case(
+        (OWNERS_POOL[0], OWNERS_POOL[2]), (6, 9), integers=False, weighted=True, repeated=True
+    ),
 }
 # Largest error of a number, relative to the largest of its row.
 ERRORS = {"fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 255}
@@ -102,7 +112,7 @@ def train_within(case: Case, forward: str, backward: str) -> None:
 SLOW = pytest.mark.slow
 OF_ALL = [("bf16", "bf16", name) for name in CASES]
 OF_SOME = [
-    pytest.param(*both, name, marks=[] if name in ("ebc", "hot") else SLOW)
+    pytest.param(*both, name, marks=[] if name in ("ebc", "hot", "owners pool") else SLOW)
     for both in (("fp16", "int8"), ("int8", "fp16"))
     for name in CASES
 ]
@@ -134,7 +144,7 @@ def train_alike(case: Case, given: fr.Codecs) -> None:
             assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("name", ["ebc", "ec", "hot", "rowwise adagrad"])
+@pytest.mark.parametrize("name", ["ebc", "ec", "hot", "rowwise adagrad", "owners pool"])
 def test_dct_of_all_entries_is_training_without(cluster_2: Cluster, name: str) -> None:
     given = fr.Codecs(forward=fr.CodecOptions(type="dct", density=1.0))
     cluster_2.run(train_alike, CASES[name], given)

@@ -22,6 +22,11 @@ TABLES = (
     Table("b", 33, dim=16),
     Table("c", 20, dim=8, sharding="table_wise"),
 )
+MIX = (
+    TABLES[1],
+    Table("a", 50, dim=8, pooling="mean", sharding="fused_table_wise"),
+    Table("d", 40, dim=16, sharding="fused_column_wise"),
+)
 STEPS = 8
 
 
@@ -134,9 +139,10 @@ def interrupted(case: Case) -> None:
         Case(TABLES, (6, 6)),  # stock tables forget the batch sizes of other ranks there
         Case(TABLES[:2], (6, 4), vbe=True),
         Case((Table("a", 50), Table("b", 33)), (6, 4), kind="ec"),
+        Case(MIX, (6, 4), repeated=True),
         Case((Table("a", 50, hot=(0, 1, 7)), TABLES[1]), (6, 4)),
     ],
-    ids=["ebc", "stock", "vbe", "ec", "hot"],
+    ids=["ebc", "stock", "vbe", "ec", "mix", "hot"],
 )
 def test_a_pipeline_can_be_interrupted_by_an_evaluation(cluster_2: Cluster, case: Case) -> None:
     cluster_2.run(interrupted, case)
@@ -173,6 +179,8 @@ def evaluate(case: Case) -> None:
 
 
 def case_of(kind: str) -> Case:
+    if kind == "mix":
+        return Case((*MIX, TABLES[2]), (6, 6), optimizer="adagrad", integers=False, repeated=True)
     tables = (
         TABLES
         if kind == "ebc"
@@ -189,12 +197,12 @@ def case_of(kind: str) -> Case:
 @pytest.mark.parametrize(
     "name", ["TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite"]
 )
-@pytest.mark.parametrize("kind", ["ebc", "ec", "fp_ebc"])
+@pytest.mark.parametrize("kind", ["ebc", "ec", "fp_ebc", "mix"])
 def test_pipeline_equals_plain_loop(cluster_2: Cluster, name: str, kind: str) -> None:
     cluster_2.run(compare, case_of(kind), name)
 
 
-@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("kind", ["ebc", "ec", "mix"])
 def test_eval_pipeline_equals_plain_loop_and_updates_nothing(cluster_2: Cluster, kind: str) -> None:
     cluster_2.run(evaluate, case_of(kind))
 
@@ -207,7 +215,9 @@ def bad_batch_in_pipeline(case: Case, name: str) -> tuple[int, str]:
     def with_one_bad() -> Iterator[Batch]:
         for step, item in enumerate(batches(case)):
             if step == 4 and dist.get_rank() == 1:
-                item.features.values()[0] = 10**6
+                values = item.features.values()
+                first = sum(item.features.length_per_key()[: item.features.keys().index("f_a")])
+                values[first] = 10**6
             yield item
 
     iterator, steps = with_one_bad(), 0
@@ -227,7 +237,7 @@ def bad_batch_in_pipeline(case: Case, name: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "name", ["TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite"]
 )
-@pytest.mark.parametrize("kind", ["ebc", "ec"])
+@pytest.mark.parametrize("kind", ["ebc", "ec", "mix"])
 def test_bad_batch_raises_the_same_error_on_all_ranks(
     cluster_2: Cluster, name: str, kind: str
 ) -> None:

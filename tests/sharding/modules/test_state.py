@@ -1,5 +1,7 @@
 """State dicts, optimizers, learning rates, evaluation: as with TorchRec's own shardings."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -78,6 +80,40 @@ def test_names_shapes_and_types_are_those_of_stock_row_wise(
     cluster_2.run(same_names_as_row_wise, case_of(kind, optimizer=optimizer))
 
 
+def same_names_as(case: Case, stock: str) -> None:
+    """As the stock sharding, with the same shards on the same ranks."""
+    ours, theirs = sharded(case.only(f"fused_{stock}")), sharded(case.only(stock))
+    assert metadata(ours.state_dict()) == metadata(theirs.state_dict())
+    got, want = ours.fused_optimizer.state_dict(), theirs.fused_optimizer.state_dict()
+    assert metadata(got["state"]) == metadata(want["state"])
+    assert list(ours.fused_optimizer.params) == list(theirs.fused_optimizer.params)
+    names = [[n for n, _ in model.named_parameters()] for model in (ours, theirs)]
+    assert names[0] == names[1]
+    # There and back, to the last bit.
+    train_step(case, theirs, 0)
+    ours.load_state_dict(theirs.state_dict())
+    ours.fused_optimizer.load_state_dict(theirs.fused_optimizer.state_dict())
+    for step in (1, 2):
+        got, want = train_step(case, ours, step), train_step(case, theirs, step)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    theirs.load_state_dict(ours.state_dict())
+    theirs.fused_optimizer.load_state_dict(ours.fused_optimizer.state_dict())
+    got, want = train_step(case, ours, 3), train_step(case, theirs, 3)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("stock", ["table_wise", "column_wise"])
+def test_names_shapes_and_types_of_owner_pooled_tables_are_those_of_stock_ones(
+    clusters: Callable[[int], Cluster], stock: str, world_size: int, optimizer: str
+) -> None:
+    # The test's stock column shards have four columns each, from the first rank on.
+    tables = TABLES if stock == "table_wise" else (Table("a", 50, dim=4 * world_size),)
+    case = Case(tables=tables, batch_sizes=(5,) * world_size, optimizer=optimizer, repeated=True)
+    clusters(world_size).run(same_names_as, case, stock)
+
+
 def stop_and_resume(case: Case, resume_as: str) -> None:
     """Half of the steps, state moved to a new model, other half: equals an uninterrupted run."""
     run = unsharded_run(case, dist.get_world_size())
@@ -121,6 +157,12 @@ def with_learning_rates(case: Case) -> None:
 
 def test_learning_rate_schedules(cluster_2: Cluster) -> None:
     cluster_2.run(with_learning_rates, case_of(optimizer="sgd"))
+    mix = (
+        replace(TABLES[0], sharding="fused_column_wise"),
+        replace(TABLES[1], sharding="fused_table_wise"),
+        TABLES[2],
+    )
+    cluster_2.run(with_learning_rates, Case(tables=mix, batch_sizes=(5, 5)))
 
 
 def with_warmup_and_dense_optimizer(case: Case) -> None:
@@ -172,8 +214,13 @@ def optimizer_in_backward(case: Case) -> None:
     )
     sharders = fr.fused_sharders()
     sharder = next(s for s in sharders if s.module_type is type(module))
+    made = {
+        "fused_row_wise": fr.fused_row_wise(),
+        "fused_table_wise": fr.fused_table_wise(0),
+        "fused_column_wise": fr.fused_column_wise([1, 0]),
+    }
     plan = construct_module_sharding_plan(
-        module, {t.name: fr.fused_row_wise() for t in case.tables}, sharder, device_type="cpu"
+        module, {t.name: made[t.sharding] for t in case.tables}, sharder, device_type="cpu"
     )
     model = parallel(Wrapper(module), ShardingPlan({"sparse": plan}), sharders)
     model.load_state_dict(sharded(case).state_dict())
@@ -187,11 +234,16 @@ def optimizer_in_backward(case: Case) -> None:
             key = f"sparse.{prefix(case)}.{name}.weight"
             for where, part in local_parts(state_dict[key]):
                 torch.testing.assert_close(part, run.weights[name][where], rtol=1e-6, atol=1e-6)
-            assert (name in states) == (optimizer != "sgd")
+            has_it = optimizer != "sgd" and bool(local_parts(state_dict[key]))
+            assert (name in states) == has_it
 
 
 def test_apply_optimizer_in_backward(cluster_2: Cluster) -> None:
     cluster_2.run(optimizer_in_backward, case_of())
+    a, b, c = TABLES
+    for first, second in (("fused_table_wise", "fused_column_wise"), ("fused_row_wise",) * 2):
+        tables = (replace(a, sharding=first), replace(b, sharding=second), c)
+        cluster_2.run(optimizer_in_backward, Case(tables=tables, batch_sizes=(5, 5)))
 
 
 def evaluate(case: Case) -> None:
@@ -368,8 +420,9 @@ def recorded_streams(case: Case) -> None:
         ctx.record_stream(None)
         received.record_stream(None)
     context = ctx.sharding_contexts[0]
-    wanted = [received[0].rows_R]
-    for bags in context.bags:
+    wanted = list(received[0].segments)
+    of_rows = context.bags + [bags.copies for bags in context.bags if bags.copies is not None]
+    for bags in of_rows:
         wanted += [bags.rows_N, bags.offsets_B1, bags.divisor_B, bags.order_N]
     pointers = {tensor.data_ptr() for tensor in wanted if tensor is not None}
     assert len(pointers) > 5
@@ -378,3 +431,7 @@ def recorded_streams(case: Case) -> None:
 
 def test_streams_are_recorded(cluster_2: Cluster) -> None:
     cluster_2.run(recorded_streams, case_of())
+    a, b, c = TABLES
+    tables = (a, replace(b, sharding="fused_column_wise"), replace(c, sharding="fused_table_wise"))
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(4,), repeated=True)
+    cluster_2.run(recorded_streams, case)

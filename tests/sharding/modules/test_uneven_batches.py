@@ -22,6 +22,11 @@ from tests.sharding.modules.test_pipelines import Batch, build, squares
 
 CPU = torch.device("cpu")
 TABLES = (Table("a", 50, dim=8, pooling="mean"), Table("b", 33, dim=16))
+OWNERS_POOL = (
+    TABLES[1],
+    Table("c", 40, dim=8, pooling="mean", sharding="fused_table_wise"),
+    Table("d", 30, dim=16, sharding="fused_column_wise"),
+)
 STOCK = (
     *TABLES,
     Table("c", 40, dim=8, sharding="table_wise"),
@@ -83,6 +88,9 @@ ADAPTING = fr.HotOptions(adapt=fr.AdaptOptions(every=3, sample=1))
             {"tables": (Table("a", 50, hot=(0, 1)), TABLES[1]), "hot_options": ADAPTING},
             "TrainPipelineSparseDist",
         ),
+        ({"tables": OWNERS_POOL}, "TrainPipelineSparseDist"),
+        ({"tables": OWNERS_POOL, "vbe": True}, "EvalPipelineSparseDist"),
+        ({"tables": OWNERS_POOL[1:]}, "TrainPipelineSparseDist"),
         ({"tables": STOCK, "batch_sizes": (6, 6)}, "TrainPipelineSparseDist"),
         ({"tables": STOCK, "batch_sizes": (6, 6)}, "EvalPipelineSparseDist"),
         ({"tables": STOCK[:3], "vbe": True}, "TrainPipelineSparseDist"),
@@ -100,6 +108,9 @@ ADAPTING = fr.HotOptions(adapt=fr.AdaptOptions(every=3, sample=1))
         "ec",
         "hot batches",
         "adapting hot set",
+        "owners pool",
+        "owners pool eval vbe",
+        "all owners pool",
         "stock",
         "stock eval",
         "stock vbe",

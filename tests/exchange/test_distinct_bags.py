@@ -1,0 +1,216 @@
+"""Equal bags are found, all others are told apart: in C++ and by torch's own operators."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.exchange import distinct_bags
+from fusedrec_torchrec.exchange.distinct_bags import RESTS, BagDedup, DistinctBags
+
+CPU = torch.device("cpu")
+NEEDS_NATIVE = pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+WAYS = ["by sort", pytest.param("native", marks=NEEDS_NATIVE)]
+Bag = tuple[tuple[int, ...], tuple[float, ...] | None]
+# [slot][bag] ids and weights.
+Slots = Sequence[Sequence[Bag]]
+
+
+def bags_of(*ids: Sequence[int]) -> list[Bag]:
+    return [(tuple(each), None) for each in ids]
+
+
+def dedup_of(way: str, tables: Sequence[int], worth: float = 0.0) -> BagDedup:
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "by sort":
+            patch.setattr(native, "available", lambda: False)
+        return BagDedup(tables, worth, CPU)
+
+
+def find(
+    dedup: BagDedup, slots: Slots, looks: Sequence[bool] | None = None, **types: torch.dtype
+) -> DistinctBags:
+    bags = [bag for slot in slots for bag in slot]
+    weighted = any(weights is not None for _, weights in bags)
+    return dedup(
+        torch.tensor([i for ids, _ in bags for i in ids], dtype=types.get("ids", torch.int64)),
+        torch.tensor([len(ids) for ids, _ in bags], dtype=types.get("lengths", torch.int32)),
+        torch.tensor([w for _, weights in bags for w in weights or ()]) if weighted else None,
+        [len(slot) for slot in slots],
+        dedup.looks() if looks is None else looks,
+    )
+
+
+def oracle(tables: Sequence[int], slots: Slots, looks: Sequence[bool]) -> dict[str, Any]:
+    """The same with a dictionary."""
+    seen: dict[object, int] = {}
+    distinct: list[Bag] = []
+    numbers, bags_S, ids_S = [], [0] * len(slots), [0] * len(slots)
+    for s, slot in enumerate(slots):
+        for b, bag in enumerate(slot):
+            if not bag[0]:
+                numbers.append(-1)
+                continue
+            key = (tables[s], bag) if looks[s] else (s, b)
+            if key not in seen:
+                seen[key] = len(distinct)
+                distinct.append(bag)
+                bags_S[s] += 1
+                ids_S[s] += len(bag[0])
+            numbers.append(seen[key])
+    return {"numbers": numbers, "distinct": distinct, "bags_S": bags_S, "ids_S": ids_S}
+
+
+def check(got: DistinctBags, want: dict[str, Any]) -> None:
+    assert got.number_B.dtype == got.lengths_G.dtype == torch.int32
+    assert got.number_B.tolist() == want["numbers"]
+    assert got.lengths_G.tolist() == [len(ids) for ids, _ in want["distinct"]]
+    assert got.ids_M.tolist() == [i for ids, _ in want["distinct"] for i in ids]
+    if got.weights_M is not None:
+        assert got.weights_M.tolist() == [w for _, weights in want["distinct"] for w in weights]
+    assert (got.bags_S, got.ids_S) == (want["bags_S"], want["ids_S"])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[int], list[list[Bag]], list[bool]]:
+    """Few different ids and weights, so that bags are equal, or differ in little."""
+    weighted = draw(st.booleans())
+    ids = st.lists(st.integers(-1, 2), max_size=4).map(tuple)
+    slots, tables, looks = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        tables.append(draw(st.integers(0, 1)))
+        looks.append(draw(st.booleans()))
+        slot: list[Bag] = []
+        for each in draw(st.lists(ids, max_size=8)):
+            weights = tuple(draw(st.sampled_from([0.5, 2.0])) for _ in each) if weighted else None
+            slot.append((each, weights))
+        slots.append(slot)
+    return tables, slots, looks
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    batch=batches(),
+    ids=st.sampled_from([torch.int32, torch.int64]),
+    lengths=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_distinct_bags_are_those_of_a_dictionary(
+    way: str, batch: Any, ids: torch.dtype, lengths: torch.dtype
+) -> None:
+    tables, slots, looks = batch
+    got = find(dedup_of(way, tables), slots, looks, ids=ids, lengths=lengths)
+    check(got, oracle(tables, slots, looks))
+
+
+LONG = tuple(range(40))
+DIFFERENT = {
+    "one id": bags_of(LONG, (*LONG[:-1], 7)),
+    "first id": bags_of(LONG, (7, *LONG[1:])),
+    "order": bags_of((1, 2), (2, 1)),
+    "length": bags_of((5, 5), (5, 5, 5), (5,)),
+    "upper half of an id": bags_of((1,), (1 + 2**32,)),
+    "sign": bags_of((1,), (-1,)),
+    "one weight": [((1, 2), (1.0, 2.0)), ((1, 2), (1.0, 2.0000002))],
+    "order of weights": [((3, 3), (1.0, 2.0)), ((3, 3), (2.0, 1.0))],
+    "sign of no weight": [((3,), (0.0,)), ((3,), (-0.0,))],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bags", DIFFERENT.values(), ids=DIFFERENT)
+def test_bags_that_differ_in_little_are_told_apart(way: str, bags: list[Bag]) -> None:
+    got = find(dedup_of(way, [0]), [bags + bags])
+    assert got.number_B.tolist() == [*range(len(bags))] * 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_bags_are_one_in_one_table_and_two_in_two(way: str) -> None:
+    slots = [bags_of((1, 2), ()), bags_of((), (1, 2)), bags_of((1, 2), (1, 2))]
+    assert find(dedup_of(way, [4, 4, 9]), slots).number_B.tolist() == [0, -1, -1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_are_not_numbers_are_equal_by_their_bits(way: str) -> None:
+    slots = [[((1,), (float("nan"),)), ((1,), (float("nan"),)), ((1,), (float("inf"),))]]
+    assert find(dedup_of(way, [0]), slots).number_B.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [[[]], [[], []], [bags_of((), ())], [[], bags_of(())]])
+def test_there_may_be_no_bags_and_no_ids(way: str, slots: Slots) -> None:
+    tables = [0] * len(slots)
+    check(find(dedup_of(way, tables), slots), oracle(tables, slots, [True] * len(slots)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_many_bags_in_one_batch_after_few_and_few_after_many(way: str) -> None:
+    """The table of the C++ operator grows in a batch, and is kept."""
+    dedup = dedup_of(way, [0])
+    for count in (3, 5000, 2, 700):
+        ids = [(i % (count // 2 + 1), 7) for i in range(count)]
+        slots = [bags_of(*ids)]
+        check(find(dedup, slots), oracle([0], slots, [True]))
+
+
+@given(batch=batches())
+def test_bags_stay_apart_where_all_hashes_collide(batch: Any) -> None:
+    tables, slots, looks = batch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct_bags, "_MIX", (0, 0, 0, 0))
+        got = find(dedup_of("by sort", tables), slots, looks)
+    # Some equal ones may be missed; what is taken for equal must be so.
+    bags = [(tables[s], *bag) for s, slot in enumerate(slots) for bag in slot]
+    distinct = dict[int, Any]()
+    for bag, number in zip(bags, got.number_B.tolist(), strict=True):
+        assert (number < 0) == (not bag[1])
+        if number >= 0:
+            assert distinct.setdefault(number, bag) == bag
+    assert sorted(distinct) == list(range(len(distinct)))
+    numbers = [ids for _, (_, ids, _) in sorted(distinct.items())]
+    assert got.lengths_G.tolist() == [len(ids) for ids in numbers]
+    assert got.ids_M.tolist() == [i for ids in numbers for i in ids]
+
+
+REPEATED, DISTINCT = bags_of((1, 2), (1, 2), (3,)), bags_of((1, 2), (2, 1), (3,))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slot_whose_bags_do_not_repeat_rests_and_looks_again(way: str) -> None:
+    dedup = dedup_of(way, [0, 1], worth=1 / 4)
+    find(dedup, [REPEATED, DISTINCT])
+    for _ in range(RESTS):
+        assert dedup.looks() == [True, False]
+        got = find(dedup, [REPEATED, REPEATED])
+        assert (got.bags_S, got.number_B.tolist()) == ([2, 3], [0, 0, 1, 2, 3, 4])
+    assert dedup.looks() == [True, True]
+    assert find(dedup, [REPEATED, REPEATED]).bags_S == [2, 2]
+    assert dedup.looks() == [True, True]
+
+
+def test_a_batch_in_which_nobody_looked_counts_for_the_rest() -> None:
+    dedup = dedup_of("by sort", [0], worth=1 / 4)
+    find(dedup, [DISTINCT])
+    for _ in range(RESTS):
+        assert dedup.looks() == [False]
+        dedup.skip()
+    assert dedup.looks() == [True]
+
+
+def test_a_batch_without_ids_says_nothing_about_repetition() -> None:
+    dedup = dedup_of("by sort", [0], worth=1 / 4)
+    find(dedup, [bags_of((), (), ())])
+    assert dedup.looks() == [True]
+
+
+def test_bags_that_repeat_just_often_enough_do_not_rest() -> None:
+    three_of_four = bags_of((1,), (2,), (3,), (3,))
+    dedup = dedup_of("by sort", [0], worth=1 / 4)
+    find(dedup, [three_of_four])
+    assert dedup.looks() == [True]
+    dedup = dedup_of("by sort", [0], worth=0.26)
+    find(dedup, [three_of_four])
+    assert dedup.looks() == [False]

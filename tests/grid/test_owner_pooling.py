@@ -1,0 +1,97 @@
+"""Groups with tables that their owners pool: as groups with others are."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fusedrec_torchrec as fr
+from tests.case import Case, Table
+from tests.cluster import Cluster
+from tests.grid.test_average import train
+from tests.grid.test_gradients import train_and_compare, train_with_settings
+
+TABLES = (
+    Table("a", 50, dim=8, pooling="mean", sharding="fused_table_wise"),
+    Table("b", 33, dim=16, sharding="fused_column_wise"),
+    Table("c", 7, dim=8),
+    Table("d", 130, dim=4, sharding="fused_table_wise"),
+)
+WHOLE = tuple(
+    dataclasses.replace(t, sharding="fused_table_wise") if t.name == "b" else t for t in TABLES
+)
+SUMS = tuple(dataclasses.replace(t, pooling="sum") for t in WHOLE)
+BESIDE_STOCK = (*SUMS, Table("s", 20, sharding="table_wise"), Table("r", 9, sharding="row_wise"))
+
+
+def case_of(size: int, ranks: int, grid: dict[str, Any], **settings: Any) -> Case:
+    options = fr.GridOptions(sharding_group_size=size, **grid)
+    given: dict[str, Any] = {"tables": TABLES, "batch_sizes": (6, 3, 0, 5)[:ranks]}
+    given |= {"repeated": True} | settings
+    return Case(grid=options, **given)
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("layout", ["replicas_adjacent", "groups_adjacent"])
+def test_groups_train_as_whole_models_do(
+    clusters: Callable[[int], Cluster], ranks: int, size: int, optimizer: str, layout: str
+) -> None:
+    case = case_of(size, ranks, {"layout": layout}, optimizer=optimizer)
+    clusters(ranks).run(train, case)
+
+
+@pytest.mark.parametrize(
+    ("grid", "settings"),
+    [
+        ({"sync_every": 3}, {"steps": 7}),
+        ({"rows": "all"}, {}),
+        ({}, {"weighted": True, "tables": SUMS}),
+        ({}, {"vbe": True, "batch_sizes": (6, 3, 4, 5)}),
+        ({}, {"tables": BESIDE_STOCK, "batch_sizes": (5,) * 4}),
+    ],
+    ids=["every three steps", "all rows", "weighted", "vbe", "beside stock"],
+)
+def test_other_groups_that_average(
+    cluster_4: Cluster, grid: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    given = {"tables": WHOLE, "optimizer": "rowwise_adagrad"} | settings
+    cluster_4.run(train, case_of(2, 4, grid, **given))
+
+
+SHARED = {"sync": "gradients"}
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(2, 1), (4, 2), (4, 1)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
+def test_groups_that_share_gradients_train_as_one(
+    clusters: Callable[[int], Cluster], ranks: int, size: int, optimizer: str, integers: bool
+) -> None:
+    case = case_of(size, ranks, SHARED, optimizer=optimizer, integers=integers)
+    clusters(ranks).run(train_and_compare, case)
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("replicas_adjacent", {"weighted": True, "tables": SUMS}),
+        ("replicas_adjacent", {"vbe": True, "batch_sizes": (6, 3, 4, 5)}),
+        ("groups_adjacent", {"input_dist": "exact_counts"}),
+        ("groups_adjacent", {"tables": WHOLE[:2], "lengths": (1,)}),
+    ],
+    ids=["weighted", "vbe", "exact counts", "nothing but owner-pooled tables"],
+)
+def test_other_groups_that_share_gradients(
+    cluster_4: Cluster, layout: str, settings: dict[str, Any]
+) -> None:
+    given = {"tables": WHOLE, "optimizer": "rowwise_adagrad"} | settings
+    cluster_4.run(train_and_compare, case_of(2, 4, SHARED | {"layout": layout}, **given))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_learning_rates_of_the_step_they_belong_to(cluster_4: Cluster, clipped: bool) -> None:
+    settings = (("gradient_clipping", True), ("max_gradient", 0.5)) if clipped else ()
+    case = case_of(2, 4, SHARED, tables=WHOLE, optimizer="rowwise_adagrad", settings=settings)
+    cluster_4.run(train_with_settings, case, (0.5, 0.25, 0.25, 0.0, 1.0))
