@@ -6,17 +6,25 @@ data can be merged.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.array_file import open_arrays, read_arrays, write_arrays
+from fusedrec_torchrec.access.array_file import (
+    ArrayFile,
+    open_arrays,
+    read_arrays,
+    write_arrays,
+)
+from fusedrec_torchrec.access.bag_counts import CountedBags
 
 __all__ = ["AccessProfile"]
 
 KIND = "access profile"
+OF_BATCHES = ("samples_K", "batches_K", "bags_K", "ids_K")
+OF_SAMPLES = ("counted", "all_bags", "all_ids")
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,8 @@ class AccessProfile:
         counts: of each table, the accesses of these rows; too low by at most ``error``.
         error: how much too low a count can be.
         counters: how many rows were counted at a time, of all tables together.
+        bags: how many bags are distinct, of tables with bags of several ids; older files do not
+            say.
     """
 
     table_rows: dict[str, int]
@@ -42,6 +52,7 @@ class AccessProfile:
     error: int
     counters: int
     of_samples: int = 0
+    bags: dict[str, CountedBags] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_samples", max(self.of_samples, self.samples))
@@ -60,6 +71,11 @@ class AccessProfile:
         for number, name in enumerate(self.table_rows):
             arrays[f"ids_{number}"] = self.ids[name]
             arrays[f"counts_{number}"] = self.counts[name]
+            if name in self.bags:
+                bags = self.bags[name]
+                arrays |= {f"{part}_{number}": getattr(bags, part) for part in OF_BATCHES}
+                sums = [getattr(bags, part) for part in OF_SAMPLES]
+                arrays[f"bags_{number}"] = np.array(sums, np.int64)
         write_arrays(path, KIND, about, arrays)
 
     @staticmethod
@@ -84,6 +100,7 @@ class AccessProfile:
             error=content.count("error"),
             counters=content.count("counters"),
             of_samples=content.count("of_samples", 0),  # older files do not say
+            bags={n: _bags(content, i) for i, n in enumerate(rows) if content.has(f"bags_{i}")},
         )
 
     def ranking(
@@ -119,3 +136,18 @@ class AccessProfile:
                     f"the access profile counted table {name!r} with {self.table_rows[name]} "
                     f"rows, the model has {rows}: make a profile of the data that it trains on"
                 )
+
+
+def _bags(content: ArrayFile, number: int) -> CountedBags:
+    """Returns what a file says of the bags of a table."""
+    samples = content.counts(f"samples_K_{number}")
+    if len(samples) and (samples[0] < 1 or (np.diff(samples) < 1).any()):
+        raise ValueError(
+            f"the access profile is damaged: samples_K_{number} is {samples[:10].tolist()}, must "
+            "be ascending numbers of at least 1"
+        )
+    batches, bags, ids = (
+        content.counts(f"{part}_{number}", len(samples)) for part in OF_BATCHES[1:]
+    )
+    sums = content.counts(f"bags_{number}", len(OF_SAMPLES)).tolist()
+    return CountedBags(samples, batches, bags, ids, *sums)

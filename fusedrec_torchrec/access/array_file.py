@@ -121,6 +121,10 @@ class ArrayFile:
         """Returns a number of 0 or more."""
         return self._count(name, self._about.get(name, default))
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is an array of this name."""
+        return name in self._arrays
+
     def counts_by_name(self, name: str) -> dict[str, int]:
         """Returns numbers of 0 or more by table."""
         numbers = self._about.get(name)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.bag_counts import bag_keys, distinct_bags
 from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
 from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.samples import Source
@@ -35,11 +36,30 @@ class TableAccess:
         name: of the table.
         counts: accesses of each row.
         distinct_in_batches: sum over batches of the distinct ids of each.
+        bags_in_batches: sum over batches of the bags of each that are not empty.
+        distinct_bags_in_batches: sum over batches of the distinct ones among them.
+        ids_of_distinct_bags: sum over batches of the ids in distinct bags.
     """
 
     name: str
     counts: NDArray[np.int64]
     distinct_in_batches: int = 0
+    bags_in_batches: int = 0
+    distinct_bags_in_batches: int = 0
+    ids_of_distinct_bags: int = 0
+
+    def add_batch(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], whole: bool) -> None:
+        """Counts the bags of a batch; distinct ones only of a whole batch."""
+        rows, counts = np.unique(ids, return_counts=True)
+        self.counts[rows] += counts
+        if not whole:
+            return
+        keys, full = bag_keys(ids, lengths)
+        bags = distinct_bags(keys, full)
+        self.distinct_in_batches += len(rows)
+        self.bags_in_batches += len(full)
+        self.distinct_bags_in_batches += int(bags.bags)
+        self.ids_of_distinct_bags += int(bags.ids)
 
     @property
     def rows(self) -> int:
@@ -128,10 +148,12 @@ def profile(
         for start in range(0, total, batch_size):
             batch = source.read(start, min(start + batch_size, total))
             whole = len(batch) == batch_size
-            for table, ids in zip(tables, ids_by_feature(batch, len(tables)), strict=True):
-                rows, counts = np.unique(ids, return_counts=True)
-                table.counts[rows] += counts
-                table.distinct_in_batches += len(rows) if whole else 0
+            lengths = np.ones((len(tables), len(batch)), np.int64)
+            if batch.lengths is not None:
+                lengths = batch.lengths.astype(np.int64)
+            ids_T = ids_by_feature(batch, len(tables))
+            for table, ids, of_bags in zip(tables, ids_T, lengths, strict=True):
+                table.add_batch(ids, of_bags, whole)
             result.batches += whole
             result.samples += len(batch)
             bar.update(len(batch))
@@ -160,7 +182,8 @@ def sample_profile(
     for block in tqdm(chosen[chosen < blocks], desc="sampling", disable=not progress):
         start = int(block) * SAMPLED_BLOCK
         samples = source.read(start, min(start + SAMPLED_BLOCK, source.samples))
-        recorder.add(list(ids_by_feature(samples, len(source.table_rows))), len(samples))
+        ids = list(ids_by_feature(samples, len(source.table_rows)))
+        recorder.add(ids, len(samples), samples.lengths)
     return recorder.profile(source.samples)
 
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.bag_counts import BagCounter, CountedBags
 from fusedrec_torchrec.access.heavy_hitters import HeavyHitters
 
 __all__ = ["Recorder", "merged"]
@@ -26,9 +27,25 @@ class Recorder:
         self._hitters = HeavyHitters(counters)
         self._accesses = dict.fromkeys(self._rows, 0)
         self._samples = 0
+        self._bags: dict[str, BagCounter] = {}
+        self._merged_bags: dict[str, CountedBags] = {}
 
-    def add(self, ids: Sequence[NDArray[np.int64]], samples: int) -> None:
-        """Counts the ids of some samples, table by table."""
+    def add(
+        self,
+        ids: Sequence[NDArray[np.int64]],
+        samples: int,
+        lengths: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Counts the ids of some samples, table by table.
+
+        Args:
+            ids: of each table.
+            samples: how many they are of.
+            lengths: ids of each table's bag in each sample; None if every bag has one.
+        """
+        if lengths is not None:
+            for name, drawn, of_bags in zip(self._rows, ids, lengths, strict=True):
+                self._bags.setdefault(name, BagCounter()).add(drawn, of_bags.astype(np.int64))
         self._samples += samples
         for name, start, drawn in zip(self._rows, self._starts[:-1], ids, strict=True):
             self._accesses[name] += len(drawn)
@@ -39,6 +56,10 @@ class Recorder:
         keys, counts = [], []
         for name, start in zip(self._rows, self._starts[:-1], strict=True):
             self._accesses[name] += profile.accesses[name]
+            if name in profile.bags:
+                before = self._merged_bags.get(name)
+                bags = profile.bags[name]
+                self._merged_bags[name] = bags if before is None else before.plus(bags)
             keys.append(torch.from_numpy(profile.ids[name] + start))
             counts.append(torch.from_numpy(profile.counts[name]))
         self._hitters.merge(
@@ -64,7 +85,17 @@ class Recorder:
             error=self._hitters.error,
             counters=self._hitters.counters,
             of_samples=of_samples,
+            bags=self._counted_bags(),
         )
+
+    def _counted_bags(self) -> dict[str, CountedBags]:
+        """Returns the distinct bags of tables that have bags of several ids."""
+        counted = dict(self._merged_bags)
+        for name, counter in self._bags.items():
+            bags = counter.result()
+            counted[name] = counted[name].plus(bags) if name in counted else bags
+        # Bags of one id are as distinct as rows, which are known.
+        return {name: bags for name, bags in counted.items() if bags.all_ids > bags.all_bags}
 
 
 def merged(profiles: Sequence[AccessProfile]) -> AccessProfile:

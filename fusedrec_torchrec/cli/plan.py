@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         overrides.append(f"ranks={arguments.ranks}")
     files = read_planner_files(arguments.config, overrides)
 
-    from fusedrec_torchrec.planner.enumerator import unfit_tables
+    from fusedrec_torchrec.planner.fit_tables import unfit_tables
     from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
     from fusedrec_torchrec.planner.write import write_decision
     from fusedrec_torchrec.training.planning import planning_of

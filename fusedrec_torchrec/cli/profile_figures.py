@@ -77,6 +77,8 @@ def accesses(result: Accesses, top: int) -> dict[str, Any]:
         "accesses": total,
         "rows_used": len(counts),
         "distinct_in_a_batch": distinct / max(in_batches, 1),
+        "distinct_bags_in_a_batch": sum(t.distinct_bags_in_batches for t in result.tables)
+        / max(sum(t.bags_in_batches for t in result.tables), 1),
         "top_shares": {str(s): share_of_top(counts, s) for s in (0.01, 0.022, 0.1, 0.13)},
         "tables": [
             {
@@ -85,6 +87,9 @@ def accesses(result: Accesses, top: int) -> dict[str, Any]:
                 "rows_used": table.rows_used,
                 "accesses": table.accesses,
                 "distinct_in_a_batch": table.distinct_in_batches / max(result.batches, 1),
+                "bags_in_a_batch": table.bags_in_batches / max(result.batches, 1),
+                "distinct_bags_in_a_batch": table.distinct_bags_in_batches / max(result.batches, 1),
+                "ids_of_distinct_bags": table.ids_of_distinct_bags / max(result.batches, 1),
                 "top_1_percent": share_of_top(table.counts, 0.01),
                 "rows_for_90_percent": rows_for(table.counts, 0.9),
                 "top_rows": table.top(top),
@@ -103,6 +108,7 @@ def print_accesses(result: Accesses, figures: dict[str, Any]) -> None:
             "rows",
             "used",
             f"distinct in {result.batch_size}",
+            "distinct bags",
             "top 1 % take",
             "rows for 90 %",
             "most used rows (accesses)",
@@ -113,6 +119,7 @@ def print_accesses(result: Accesses, figures: dict[str, Any]) -> None:
                 table["rows"],
                 table["rows_used"],
                 f"{table['distinct_in_a_batch']:.0f}",
+                f"{table['distinct_bags_in_a_batch']:.0f}",
                 f"{table['top_1_percent']:.1%}",
                 table["rows_for_90_percent"],
                 ", ".join(f"row {row} ({count})" for row, count in table["top_rows"]),
@@ -131,6 +138,10 @@ def print_accesses(result: Accesses, figures: dict[str, Any]) -> None:
             (
                 f"distinct ids in {result.batch_size} samples",
                 f"{figures['distinct_in_a_batch']:.1%}",
+            ),
+            (
+                f"distinct bags in {result.batch_size} samples",
+                f"{figures['distinct_bags_in_a_batch']:.1%}",
             ),
             ("the most used rows", shares),
         ],

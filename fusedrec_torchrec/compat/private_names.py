@@ -231,6 +231,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "torchrec.distributed.planner.enumerators.EmbeddingEnumerator",
         "_compute_device",
         "_constraints",
+        "_world_size",
         _filter_compute_kernels=("self", "name", "allowed_compute_kernels", "sharding_type"),
         _filter_sharding_types=("self", "name", "allowed_sharding_types", "sharder_key"),
     ),

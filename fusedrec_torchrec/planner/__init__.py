@@ -4,6 +4,7 @@
 ``config``            what to plan for whom: the tree behind ``configs/planner/*.yaml``
 ``cost/``             what a training step costs on a cluster
 ``search/``           the search for the plan whose step is shortest
+``fit_tables``        which tables can be fused, and which of them their owners can pool
 ``model_tables``      the tables of a model as the cost model sees them, a decision as a plan
 ``topology``          a cluster as TorchRec's estimators and partitioners see it
 ``planning``          a planning task, and a model of tables that a file lists

@@ -8,7 +8,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 from fusedrec_torchrec.planner.cost.step import STOCK
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["constrained_search"]
 
@@ -44,7 +44,7 @@ def constrained_search(
         asked = constraint.sharding_types
         if not asked:
             continue
-        can = [FUSED, *STOCK]
+        can = [*FUSED_TYPES, *STOCK]
         if set(can).isdisjoint(asked):
             raise ValueError(
                 f"constraints of table {name!r} ask for {asked}, which the cost model has no price "

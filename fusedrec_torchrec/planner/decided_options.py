@@ -27,17 +27,18 @@ from fusedrec_torchrec.planner.cost.memory import (
     table_bytes_W,
 )
 from fusedrec_torchrec.planner.cost.step import HotUse, Stage
-from fusedrec_torchrec.planner.enumerator import configs_of
+from fusedrec_torchrec.planner.fit_tables import configs_of
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
+from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
 
 __all__ = ["decided_options"]
 
 KINDS = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "input_dist_comms")
 INPUT_DIST = ("counts", "splits", "lengths", "ids")
-BACKWARD = ("pooling_backward", "gradients", "update", "update_on_host")
+BACKWARD = ("pooling_backward", "gradients", "update", "bag_update", "update_on_host")
 SYNC = ("hot_sync", "sync_")  # how stages begin that follow the backward pass
-WHOLE = ("table_wise", "column_wise")  # whose shards TorchRec places one by one
+BY_SHARD = ("table_wise", "column_wise", *OWNER_POOLED)  # whose shards TorchRec places one by one
 MILLISECOND = 1e-3  # TorchRec's unit of time
 Floats = NDArray[np.float64]
 
@@ -71,7 +72,7 @@ def decided_options(
                 assert shard.rank is not None
                 shard.storage = _storage(decision, t, shard.rank)
                 shard.perf = Perf(**{kind: float(ms[shard.rank]) for kind, ms in perf[t].items()})
-            by = PartitionByType.DEVICE if sharding.sharding_type in WHOLE else None
+            by = PartitionByType.DEVICE if sharding.sharding_type in BY_SHARD else None
             options.append(
                 ShardingOption(
                     name=name,
@@ -106,8 +107,9 @@ def _storage(decision: Decision, t: int, rank: int) -> Storage:
     table, system, ranks = decision.tables[t], decision.systems[t], decision.groups.size
     weights = float(table_bytes_W(table, decision.placement(t), ranks)[rank])
     other = buffer_bytes(table, system, decision.batch, ranks)
-    if system == "table_wise":
-        other += owner_bytes(table, decision.batch, ranks)
+    own = decision.owners[t]
+    if own:
+        other += owner_bytes(table, decision.batch, ranks, system, len(own))
     hot = len(decision.hot.get(table.name, ()))
     other += replica_bytes([table], HotUse(np.array([hot])))
     if decision.cluster.device != "cuda":
@@ -135,8 +137,9 @@ def _perf(decision: Decision) -> list[dict[str, Floats]]:
             shares_TW = np.divide(amount_TW, total_W, out=even, where=total_W > 0)
             spent_TW = shares_TW * stage.seconds_W(cluster, rates) / MILLISECOND
             for t, spent_W in zip(places, spent_TW, strict=True):
-                if step.system == "table_wise":
-                    perf[t][_kind(stage)][decision.owners[t]] += spent_W.sum()
+                own = list(decision.owners[t])
+                if own:
+                    perf[t][_kind(stage)][own] += spent_W.sum() / len(own)
                 else:
                     perf[t][_kind(stage)] += spent_W
     return perf

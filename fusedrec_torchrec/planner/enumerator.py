@@ -1,96 +1,104 @@
-"""Sharding options of ``fused_row_wise`` among TorchRec's own.
+"""Sharding options of fused tables among TorchRec's own.
 
-TorchRec's enumerator raises on sharding types it does not know.  To it, a fused option is a
-row-wise one (rows are split over all ranks in the same way); it gets its own name as soon as the
-options are made.
+TorchRec's enumerator raises on sharding types it does not know.  To it, a fused option is the stock
+one whose shards look the same; it gets its own name as soon as the options are made.
 """
+
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from torch import nn
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.types import ShardingOption
+from torchrec.distributed.planner.types import PartitionByType, Perf, Shard, ShardingOption
 from torchrec.distributed.types import ModuleSharder, ShardingType
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from fusedrec_torchrec.compat.feature_processors import embedding_bags_of
-from fusedrec_torchrec.compat.optimizers import optimizer_of, optimizers_of
 from fusedrec_torchrec.exchange.buckets import kernels_of
-from fusedrec_torchrec.planner.cost.fusing import fusing_pays
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays, owner_pools
+from fusedrec_torchrec.planner.fit_tables import unfit_tables, unowned_tables
 from fusedrec_torchrec.planner.option_load import option_load
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.plan_entries import owner_shards
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+    OWNER_POOLED,
+)
 
-__all__ = ["FusedEnumerator", "configs_of", "is_fused", "unfit_tables"]
+__all__ = ["FusedEnumerator", "is_fused", "stock_name"]
+
+LOOKS_LIKE = {
+    FUSED: ShardingType.ROW_WISE.value,
+    FUSED_TABLE_WISE: ShardingType.TABLE_WISE.value,
+    FUSED_COLUMN_WISE: ShardingType.COLUMN_WISE.value,
+}
+SECOND_BEST = 1.5  # what a choice that sends more rows costs at least, to the better one's time
 
 
-class _FusedAsRowWise(str):
-    """Is the string ``"row_wise"``, to be told apart from a real one only by its class."""
+class _StockName(str):
+    """Is the name of a stock sharding, and by its class and attribute a fused one."""
 
-    __slots__ = ()
+    fused: str
 
 
-FUSED_AS_ROW_WISE = _FusedAsRowWise(ShardingType.ROW_WISE.value)
+def stock_name(fused: str) -> str:
+    """Returns the name of the stock sharding whose shards look like those of a fused one."""
+    name = _StockName(LOOKS_LIKE[fused])
+    name.fused = fused
+    return name
 
 
 def is_fused(option: ShardingOption) -> bool:
     """Returns whether a sharding option is one of ours."""
-    return bool(option.sharding_type == FUSED)
-
-
-def unfit_tables(
-    module: nn.Module, sharders: list[ModuleSharder[nn.Module]], device: str
-) -> set[str]:
-    """Returns the tables that cannot be fused, because of dimension, data type or optimizer."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    unfit = set()
-    for child in module.modules():
-        sharder = by_type.get(type(child))
-        if sharder is None:
-            continue
-        data_types = {config.name: config.data_type for config in configs_of(child)}
-        default = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-        for name, weight in sharder.shardable_parameters(child).items():
-            optimizer = optimizer_of(weight, default)
-            if (
-                weight.shape[1] % 4
-                or data_types.get(name) not in (DataType.FP32, DataType.FP16)
-                or optimizer not in optimizers_of(device)
-            ):
-                unfit.add(name)
-    return unfit
-
-
-def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    """Returns the configurations of the tables of a module; none if we do not know it."""
-    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        module = embedding_bags_of(module)
-    if isinstance(module, EmbeddingBagCollection):
-        return module.embedding_bag_configs()
-    return module.embedding_configs() if isinstance(module, EmbeddingCollection) else []
+    return option.sharding_type in FUSED_TYPES
 
 
 class FusedEnumerator(EmbeddingEnumerator):
-    """Is TorchRec's ``EmbeddingEnumerator`` that knows ``fused_row_wise``, with its arguments."""
+    """Is TorchRec's ``EmbeddingEnumerator`` that knows fused shardings, with its arguments."""
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
         self._cannot_be_fused = unfit_tables(module, sharders, self._compute_device)
+        self._cannot_be_owned = unowned_tables(module, sharders)
         options = super().enumerate(module, sharders)
-        return [option for option in options if not is_fused(option) or self._pays(option)]
+        tables: dict[tuple[str, str], list[ShardingOption]] = {}
+        for option in options:
+            tables.setdefault((option.path, option.name), []).append(option)
+        return [option for same in tables.values() for option in self._sensible(same)]
 
-    def _pays(self, option: ShardingOption) -> bool:
-        """Returns whether a fused option is worth a thought; the only choice always is."""
-        mine = (self._constraints or {}).get(option.name)
-        if mine is not None and mine.sharding_types == [FUSED]:
-            return True
-        return fusing_pays(option_load(option, self._constraints), batch=1)
+    def _sensible(self, options: Sequence[ShardingOption]) -> list[ShardingOption]:
+        """Returns the options of a table that are worth a thought; the only choice always is."""
+        load = option_load(options[0], self._constraints)
+        if not any(option.sharding_type in OWNER_POOLED for option in options):
+            mine = (self._constraints or {}).get(options[0].name)
+            asked = mine is not None and mine.sharding_types == [FUSED]
+            pays = asked or fusing_pays(load, batch=1)
+            return [option for option in options if pays or not is_fused(option)]
+        owned = owner_pools(load, batch=1)
+        best = [o for o in options if is_fused(o) and (o.sharding_type in OWNER_POOLED) == owned]
+        least = min((option.total_perf for option in best), default=0.0)
+        for option in options:
+            if is_fused(option) and option not in best:
+                _slow_down(option, SECOND_BEST * least)
+        return list(options)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         for option in sharding_options:
-            if isinstance(option.sharding_type, _FusedAsRowWise):
-                option.sharding_type = FUSED
+            if isinstance(option.sharding_type, _StockName):
+                option.sharding_type = option.sharding_type.fused
+            if option.sharding_type == FUSED_COLUMN_WISE:
+                self._split_columns(option)
         super().populate_estimates(sharding_options)
+
+    def _split_columns(self, option: ShardingOption) -> None:
+        """Gives a table equal columns on as many ranks as can have them."""
+        rows, dim = option.tensor.shape
+        can = [n for n in range(1, self._world_size + 1) if dim % (4 * n) == 0]
+        shards = owner_shards(FUSED_COLUMN_WISE, rows, dim, range(max(can, default=1)))
+        option.shards = [Shard(size=list(size), offset=list(offset)) for offset, size in shards]
+        if len(shards) == self._world_size:  # so that no rank gets two of them
+            option.partition_by = PartitionByType.UNIFORM.value
 
     def _filter_sharding_types(
         self, name: str, allowed_sharding_types: list[str], sharder_key: str = ""
@@ -102,16 +110,30 @@ class FusedEnumerator(EmbeddingEnumerator):
             # TorchRec's sharders do not offer it on CPU, where it works, too.
             allowed_sharding_types = [*allowed_sharding_types, row_wise]
         types = super()._filter_sharding_types(name, allowed_sharding_types, sharder_key)
-        if name in self._cannot_be_fused and types != [FUSED]:  # if asked for, it is an error
-            types = [t for t in types if t != FUSED]
+        # What a table cannot be is an error if nothing else is asked for.
+        if name in self._cannot_be_fused:
+            types = [t for t in types if t not in FUSED_TYPES] or types
+        if name in self._cannot_be_owned:
+            types = [t for t in types if t not in OWNER_POOLED] or types
+        if FUSED_TABLE_WISE in types:  # and with it all that stock shardings can
+            types = [t for t in types if t in (*FUSED_TYPES, ShardingType.DATA_PARALLEL.value)]
         # Sorted: TorchRec's own order is that of a set, which differs from run to run.
-        return [FUSED_AS_ROW_WISE if t == FUSED else t for t in sorted(types)]
+        return [stock_name(t) if t in FUSED_TYPES else t for t in sorted(types)]
 
     def _filter_compute_kernels(
         self, name: str, allowed_compute_kernels: list[str], sharding_type: str
     ) -> list[str]:
-        if isinstance(sharding_type, _FusedAsRowWise):
+        if isinstance(sharding_type, _StockName):
             kernels = kernels_of(self._compute_device)
             allowed_compute_kernels = [k for k in allowed_compute_kernels if k in kernels]
         kernels = super()._filter_compute_kernels(name, allowed_compute_kernels, sharding_type)
         return sorted(kernels)
+
+
+def _slow_down(option: ShardingOption, least: float) -> None:
+    """Makes an option take at least so long, so that it is chosen for memory or balance only."""
+    factor = least / max(option.total_perf, 1e-300)
+    for shard in option.shards if factor > 1 else ():
+        assert shard.perf is not None
+        parts = asdict(shard.perf)
+        shard.perf = Perf(**{k: v * factor if v is not None else v for k, v in parts.items()})

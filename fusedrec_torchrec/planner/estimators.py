@@ -24,11 +24,12 @@ from torchrec.distributed.planner.types import (
 )
 
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_BYTES, optimizer_of
-from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID
+from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID, buffer_bytes, owner_bytes
 from fusedrec_torchrec.planner.cost.step import fused_step
-from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
+from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.planner.enumerator import is_fused
 from fusedrec_torchrec.planner.option_load import option_load
+from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]
 
@@ -79,6 +80,9 @@ class FusedPerfEstimator(ShardEstimator):
         wire_bw = topology.comms_bandwidths.get_bw(
             topology.intra_group_size, ranks, CollectiveType.ALL_TO_ALL
         )
+        if option.sharding_type in OWNER_POOLED:
+            self._estimate_owned(option, load, memory_bw, wire_bw)
+            return
         row_bytes = load.dim * load.element_bytes
         ranges = np.cumsum([0, *(shard.size[0] for shard in option.shards)])
         step = fused_step([load], 1, ranks, [ranges])
@@ -97,6 +101,27 @@ class FusedPerfEstimator(ShardEstimator):
                 bwd_compute=forward * topology.bwd_compute_multiplier,
                 bwd_comms=sent / wire_bw,
                 input_dist_comms=sent / row_bytes * ID_BYTES / wire_bw,
+            )
+
+    def _estimate_owned(
+        self, option: ShardingOption, load: TableLoad, memory_bw: float, wire_bw: float
+    ) -> None:
+        """Estimates a table that its owners pool; what requesters do is the same on all ranks."""
+        owners, ranks = len(option.shards), self._topology.world_size
+        step = fused_step([load], 1, ranks, exact_counts=True, owners=[range(owners)])
+        amounts = {stage.name: float(stage.amount_W[0]) for stage in step.stages}
+        bags, element = load.distinct_bags(1), load.element_bytes / NUMBER_BYTES
+        words = bags.bags + bags.ids * (2 if load.weighted else 1)
+        written = ranks * bags.bags * load.dim / owners * load.element_bytes
+        forward = (amounts["lookup"] + amounts["bag_lookup"] + written) / memory_bw
+        sent = amounts["rows"] * element / wire_bw
+        for shard in option.shards:
+            shard.perf = Perf(
+                fwd_compute=forward,
+                fwd_comms=sent,
+                bwd_compute=forward * self._topology.bwd_compute_multiplier,
+                bwd_comms=sent,
+                input_dist_comms=(ranks - 1) * words * ID_BYTES / wire_bw,
             )
 
 
@@ -119,25 +144,19 @@ class FusedStorageEstimator(ShardEstimator):
         for option in filter(is_fused, sharding_options):
             fused_params = sharder_data_map[option.module_type_key].fused_params
             for shard in option.shards:
-                shard.storage = self._storage(option, shard.size[0], fused_params)
+                shard.storage = self._storage(option, shard.size, fused_params)
 
-    def _storage(self, option: ShardingOption, rows: int, fused_params: dict[str, Any]) -> Storage:
+    def _storage(
+        self, option: ShardingOption, size: list[int], fused_params: dict[str, Any]
+    ) -> Storage:
         load = option_load(option, self._constraints)
-        weights = rows * load.dim * load.element_bytes
+        rows, columns = size[0], size[1] if size[0] else load.dim
+        weights = rows * columns * load.element_bytes
         element_state, row_state = optimizer_bytes(
-            optimizer_of(option.tensor, fused_params.get("optimizer")), rows, load.dim
+            optimizer_of(option.tensor, fused_params.get("optimizer")), rows, columns
         )
         table = weights + element_state
-
-        ids, row_bytes = load.ids(1), load.dim * ROW_ELEMENT_BYTES
-        share = rows / max(load.rows, 1)
-        ranks = self._topology.world_size
-        looked_up = ranks * min(ids * share, rows) * row_bytes
-        received = min(ids, load.rows) * row_bytes
-        output = load.outputs * row_bytes
-        # Rows and output have gradients of the same size.
-        buffers = ids * BATCH_BYTES_PER_ID + 2 * (looked_up + received + output)
-        buffers = math.ceil(buffers)
+        buffers = math.ceil(self._buffers(option, load, rows))
 
         if self._topology.compute_device != "cuda":
             return Storage(hbm=0, ddr=table + row_state + buffers)
@@ -148,3 +167,18 @@ class FusedStorageEstimator(ShardEstimator):
             load_factor = option.cache_load_factor or fused_params.get("cache_load_factor")
             cache = math.ceil(weights * (load_factor or UVM_CACHING_RATIO))
         return Storage(hbm=cache + row_state + buffers, ddr=table)
+
+    def _buffers(self, option: ShardingOption, load: TableLoad, rows: int) -> float:
+        """Returns the bytes that a batch needs on the rank of a shard."""
+        ranks = self._topology.world_size
+        if option.sharding_type in OWNER_POOLED:
+            kind, owners = option.sharding_type, len(option.shards)
+            of_owner = owner_bytes(load, 1, ranks, kind, owners)
+            return of_owner + buffer_bytes(load, kind, 1, ranks)
+        ids, row_bytes = load.ids(1), load.dim * ROW_ELEMENT_BYTES
+        share = rows / max(load.rows, 1)
+        looked_up = ranks * min(ids * share, rows) * row_bytes
+        received = min(ids, load.rows) * row_bytes
+        output = load.outputs * row_bytes
+        # Rows and output have gradients of the same size.
+        return ids * BATCH_BYTES_PER_ID + 2 * (looked_up + received + output)

@@ -21,16 +21,23 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.bag_counts import CountedBags
+from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.compat.optimizers import REPLICABLE, optimizer_of
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.enumerator import configs_of
 from fusedrec_torchrec.planner.estimators import optimizer_bytes
+from fusedrec_torchrec.planner.fit_tables import can_be_owned, configs_of, is_weighted
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.sharding.grid_options import GridOptions
-from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, fused_row_wise
+from fusedrec_torchrec.sharding.plan_entries import (
+    GridShardingPlan,
+    fused_column_wise,
+    fused_row_wise,
+    fused_table_wise,
+)
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, OWNER_POOLED
 
 __all__ = ["grid_options", "plan_of", "table_loads"]
 
@@ -44,6 +51,7 @@ def table_loads(
     zipf: Mapping[str, float] | float | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     poolings: Mapping[str, float] | None = None,
+    scattered: bool = False,
 ) -> list[TableLoad]:
     """Returns what a model asks of its tables.
 
@@ -54,6 +62,8 @@ def table_loads(
         zipf: exponent of a Zipf law that says so, for all or by table; uniform if neither.
         constraints: TorchRec's, for pooling factors.
         poolings: ids of a sample, by table; they go before.
+        scattered: whether bags of these tables have one id and a Poisson number of others, as
+            generated data has.
 
     Raises:
         ValueError: the profile is of other tables, or two tables have one name.
@@ -70,20 +80,28 @@ def table_loads(
             features = len(configs[name].feature_names)
             mine = (constraints or {}).get(name)
             pooling = sum((mine and mine.pooling_factors) or [1.0] * features)
+            bags: BagsByChance | CountedBags | None = None
             if profile is not None and not (mine and mine.pooling_factors):
                 profile.check({name: rows})
                 pooling = profile.accesses[name] / max(profile.samples, 1)
+                bags = None if name in (poolings or {}) else profile.bags.get(name)
+            pooling = (poolings or {}).get(name, pooling)
             optimizer = optimizer_of(weight, default)
             classes, places = _use(name, rows, profile, zipf, known)
+            if scattered and bags is None:
+                bags = BagsByChance(classes, pooling / features, features, scattered=True)
             loads[name] = TableLoad(
                 name=name,
                 rows=rows,
                 dim=dim,
-                pooling=(poolings or {}).get(name, pooling),
+                pooling=pooling,
                 classes=classes,
                 places=places,
                 bags=features,
                 pooled=not isinstance(module, EmbeddingCollection),
+                bag_use=bags,
+                weighted=is_weighted(module),
+                can_be_owned=can_be_owned(module, sharder, name),
                 element_bytes=weight.element_size(),
                 state_bytes=sum(optimizer_bytes(optimizer, 1, dim)),
                 kind=f"{path} {weight.dtype} {optimizer}",
@@ -144,8 +162,16 @@ def _generator(decision: Decision, t: int) -> ParameterShardingGenerator:
             hot_rows=None if hot is None or not len(hot) else hot.tolist(),
             input_dist="exact_counts" if decision.exact_counts else "single_shot",
         )
+    if system in OWNER_POOLED:
+        own = decision.owners[t]
+        given: dict[str, Any] = {
+            "compute_kernel": kernel,
+            "input_dist": "exact_counts" if decision.exact_counts else "single_shot",
+        }
+        whole = system == FUSED_TABLE_WISE
+        return fused_table_wise(own[0], **given) if whole else fused_column_wise(own, **given)
     if system == "table_wise":
-        return table_wise(rank=decision.owners[t], compute_kernel=kernel)
+        return table_wise(rank=decision.owners[t][0], compute_kernel=kernel)
     if system == "row_wise":
         return row_wise(compute_kernel=kernel)
     if system == "data_parallel":

@@ -32,17 +32,18 @@ from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.decided_options import decided_options
-from fusedrec_torchrec.planner.enumerator import FusedEnumerator, unfit_tables
+from fusedrec_torchrec.planner.enumerator import FusedEnumerator
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
+from fusedrec_torchrec.planner.fit_tables import unfit_tables
 from fusedrec_torchrec.planner.model_tables import plan_of, table_loads
 from fusedrec_torchrec.planner.report.stats import FusedEmbeddingStats
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.planner.topology import topology_of
-from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, remote_devices
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TYPES
 
 __all__ = ["FusedShardingPlanner"]
 
@@ -51,8 +52,12 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     """Plans fused and stock tables.
 
     Takes the arguments of TorchRec's ``EmbeddingShardingPlanner``; where enumerator and stats are
-    not given, it uses ones that know ``fused_row_wise``.  Constraints work as in TorchRec, such
+    not given, it uses ones that know fused shardings.  Constraints work as in TorchRec, such
     as ``ParameterConstraints(sharding_types=["fused_row_wise"])``.
+
+    Without ``cluster``, whoever sends fewer rows pools a fused table: its owner, if a batch has
+    fewer bags than distinct rows by ``pooling_factors`` of the constraints and a Zipf law, or its
+    requesters.  Tables that can be fused get a stock sharding only if constraints ask for it.
 
     With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
     which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
@@ -154,15 +159,39 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             return self._plan_by_cost(module, sharders)
         size = self._sharding_group_size
         if size is None:
-            return super().plan(module, sharders)
+            return self._torchrecs_plan(module, sharders)
         try:
-            return GridShardingPlan(super().plan(module, sharders).plan, size)
+            return GridShardingPlan(self._torchrecs_plan(module, sharders).plan, size)
         except PlannerError as error:
             raise PlannerError(
                 f"no plan for a group of sharding_group_size {size} ranks, each of which holds its "
                 f"share of all tables: try larger groups. {error}",
                 error.error_type,
             ) from None
+
+    def _torchrecs_plan(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> ShardingPlan:
+        """Returns the plan of TorchRec's search, columns of fused tables on ranks that differ.
+
+        TorchRec places shards one by one where not all ranks have one.
+        """
+        plan = super().plan(module, sharders)
+        topology = self._topology
+        ranks, local = topology.world_size, topology.local_world_size
+        devices = remote_devices(topology.compute_device, ranks, local)
+        for tables in plan.plan.values():
+            assert isinstance(tables, dict)
+            for entry in tables.values():
+                if entry.sharding_type != FUSED_COLUMN_WISE:
+                    continue
+                own = list(dict.fromkeys(entry.ranks))
+                free = (rank for rank in range(ranks) if rank not in own)
+                own += [next(free) for _ in range(len(entry.ranks) - len(own))]
+                entry.ranks = own
+                for shard, rank in zip(entry.sharding_spec.shards, own, strict=True):
+                    shard.placement = devices[rank]
+        return plan
 
     def get_selected_options(self) -> list[ShardingOption]:
         """Returns the options of the last plan, with time and memory of all shards.
@@ -174,7 +203,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             return self._selected
         decided = decided_options(self.decision, *self._last)
         # What TorchRec's search decided, it has estimated; fused tables are as the decision says.
-        searched = {o.name: o for o in self._selected if o.sharding_type != FUSED}
+        searched = {o.name: o for o in self._selected if o.sharding_type not in FUSED_TYPES}
         return [searched.get(option.name, option) for option in decided]
 
     def get_search_space(self) -> list[ShardingOption] | None:
@@ -266,7 +295,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             decided = wanted.plan[path]
             assert isinstance(tables, dict) and isinstance(decided, dict)
             for name, sharding in tables.items():
-                if sharding.sharding_type == FUSED:
+                if sharding.sharding_type in FUSED_TYPES:
                     tables[name] = dataclasses.replace(
                         decided[name], compute_kernel=sharding.compute_kernel
                     )

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from fusedrec_torchrec.planner.config import PlannerConfig
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.enumerator import unfit_tables
+from fusedrec_torchrec.planner.fit_tables import unfit_tables
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig

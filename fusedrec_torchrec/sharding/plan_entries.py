@@ -34,6 +34,7 @@ __all__ = [
     "fused_column_wise",
     "fused_row_wise",
     "fused_table_wise",
+    "owner_shards",
     "remote_devices",
 ]
 
@@ -197,17 +198,11 @@ def _whole_rows(
         sharder: ModuleSharder[nn.Module],
     ) -> ParameterSharding:
         rows, dim = param.shape
-        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(world_size)):
+        if not set(ranks) <= set(range(world_size)):
             raise ValueError(
-                f"ranks of a {sharding_type} table are {ranks}, must be different ones in "
-                f"[0, {world_size})"
+                f"ranks of a {sharding_type} table are {ranks}, must be in [0, {world_size})"
             )
-        columns = dim // len(ranks)
-        if columns * len(ranks) != dim or columns % 4:
-            raise ValueError(
-                f"{dim} columns of a {sharding_type} table are to be split over {len(ranks)} "
-                "ranks, each must get the same number, a multiple of 4"
-            )
+        shards = owner_shards(sharding_type, rows, dim, ranks)
         devices = remote_devices(device_type, world_size, local_size)
         return FusedParameterSharding(
             input_dist=input_dist,
@@ -217,14 +212,33 @@ def _whole_rows(
             ranks=list(ranks),
             sharding_spec=EnumerableShardingSpec(
                 [
-                    ShardMetadata(
-                        shard_offsets=[0, i * columns],
-                        shard_sizes=[rows, columns],
-                        placement=devices[rank],
-                    )
-                    for i, rank in enumerate(ranks)
+                    ShardMetadata(list(offset), list(size), devices[rank])
+                    for rank, (offset, size) in zip(ranks, shards, strict=True)
                 ]
             ),
         )
 
     return generate
+
+
+def owner_shards(
+    sharding_type: str, rows: int, dim: int, ranks: Sequence[int]
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Returns offsets and sizes of the shards of a table that its owners pool.
+
+    Raises:
+        ValueError: ranks are not different ones, or columns cannot be divided among them.
+    """
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise ValueError(
+            f"ranks of a {sharding_type} table are {list(ranks)}, must be different ones"
+        )
+    if sharding_type == FUSED_TABLE_WISE and len(ranks) > 1:
+        raise ValueError(f"ranks of a {sharding_type} table are {list(ranks)}, must be one")
+    columns = dim // len(ranks)
+    if columns * len(ranks) != dim or columns % 4:
+        raise ValueError(
+            f"{dim} columns of a {sharding_type} table are to be split over {len(ranks)} ranks, "
+            "each must get the same number, a multiple of 4"
+        )
+    return [((0, i * columns), (rows, columns)) for i in range(len(ranks))]

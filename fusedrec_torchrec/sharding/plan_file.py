@@ -37,10 +37,11 @@ from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import (
     FusedParameterSharding,
     GridShardingPlan,
+    owner_shards,
     remote_devices,
 )
 from fusedrec_torchrec.sharding.shardable_modules import shardable_modules
-from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, OWNER_POOLED
 
 __all__ = [
     "PlanFile",
@@ -69,7 +70,7 @@ class TablePlan:
     Attributes:
         rows: of the table.
         columns: of the table.
-        sharding: a sharding type of this package or of TorchRec.
+        sharding: a fused sharding type, or one of TorchRec.
         kernel: compute kernel of TorchRec.
         ranks: ranks that have shards, in the order of the shards; all ranks if none.
         rows_per_rank: rows of each shard, if shards are rows.
@@ -245,6 +246,7 @@ def _table_plan(sharding: ParameterSharding, ranks: int) -> tuple[TablePlan, Seq
 
 
 Places = list[tuple[tuple[int, ...], tuple[int, ...]]]
+Placed = tuple[int, tuple[int, ...], tuple[int, ...]]  # rank, offsets, sizes
 
 
 def _row_shards(sizes: Sequence[int], columns: int) -> Places:
@@ -396,7 +398,7 @@ def _tables_of(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -
 
 def shards_of(
     name: str, plan: TablePlan, rows: int, columns: int, ranks: int
-) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
+) -> list[Placed] | None:
     """Returns rank, offsets and sizes of each shard of a table; None if all ranks hold all of it.
 
     Raises:
@@ -462,12 +464,8 @@ def _sharding(
     spec = None
     if places is not None:
         devices = remote_devices(file.device, ranks, file.ranks_per_node)
-        spec = EnumerableShardingSpec(
-            [
-                ShardMetadata(list(offset), list(size), devices[rank])
-                for rank, offset, size in places
-            ]
-        )
+        shards = [ShardMetadata(list(o), list(size), devices[rank]) for rank, o, size in places]
+        spec = EnumerableShardingSpec(shards)
     given: dict[str, Any] = {
         "sharding_type": plan.sharding,
         "compute_kernel": plan.kernel,
@@ -479,6 +477,22 @@ def _sharding(
     rule = plan.hot_rule
     if hot_set is not None and len(hot_set.ids.get(name, ())):
         rule = HotRule(ids=tuple(hot_set.ids[name].tolist()))
+    if plan.sharding in OWNER_POOLED:
+        _check_owner_pooled(name, plan, table, places or [], rule)
     return FusedParameterSharding(
         **given, hot_rows=rule, input_dist=file.input_dist, codecs=plan.codecs
     )
+
+
+def _check_owner_pooled(
+    name: str, plan: TablePlan, table: _Found, places: Sequence[Placed], rule: HotRule | None
+) -> None:
+    """Refuses shards and hot rows that a table which its owners pool cannot have."""
+    try:
+        wanted = owner_shards(plan.sharding, table.rows, table.columns, [p[0] for p in places])
+    except ValueError as error:
+        raise ValueError(f"tables.{name}: {error}") from None
+    if [place[1:] for place in places] != wanted:
+        raise ValueError(f"tables.{name} is {plan.sharding}, its shards must be equal columns")
+    if rule is not None:
+        raise ValueError(f"tables.{name} is {plan.sharding} with hot rows, must have none")

@@ -158,6 +158,11 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
 
     fused_types = FUSED_TYPES
 
+    def may_be_hot(self, table: str) -> bool:
+        """Returns whether this sharder's settings can make rows of a table hot."""
+        hot = self._hot
+        return hot.rule is not None or hot.hot_set is not None or table in hot.tables
+
     def shard(
         self,
         module: EmbeddingBagCollection,

@@ -9,14 +9,15 @@ from fusedrec_torchrec.hot.choose import check_counts, checked_ids
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.plan_file import read_plan, sharding_plan_of
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 from fusedrec_torchrec.training.checks import tables_named
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.model import build_model
 
 __all__ = ["check_sharding"]
 
-MAY_BE_FUSED = (FUSED, "auto")
+MAY_BE_FUSED = (*FUSED_TYPES, "auto")
+MAY_BE_HOT = (FUSED, "auto")
 
 
 def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
@@ -36,11 +37,12 @@ def check_sharding(config: TrainConfig, source: Source, device: str) -> None:
     if not any(kind in MAY_BE_FUSED for kind in shardings.values()):
         return  # settings of fused tables are of no use, but do no harm
     for setting, tables in tables_named(config):
+        possible = MAY_BE_HOT if setting.startswith("sharding.hot") else MAY_BE_FUSED
         for name in tables:
-            if setting != "sharding.tables" and shardings[name] not in MAY_BE_FUSED:
+            if setting != "sharding.tables" and shardings[name] not in possible:
                 raise ValueError(
                     f"{setting} names {name!r}, whose sharding is {shardings[name]}, must be "
-                    f"{FUSED}"
+                    f"{' or '.join(possible)}"
                 )
     _check_hot_rows(hot, source.table_rows)
 

@@ -13,7 +13,7 @@ from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
-from fusedrec_torchrec.sharding.sharding_type import Sharding
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, Sharding
 from fusedrec_torchrec.training.data.prepare_options import OnBadLine
 
 __all__ = [
@@ -451,7 +451,7 @@ class TrainConfig:
                         "sharded; leave out one of them"
                     )
         exchange = self.sharding.exchange
-        is_fused = {"fused_row_wise", "auto"} & {self.sharding.type, *self.sharding.tables.values()}
+        is_fused = {*FUSED_TYPES, "auto"} & {self.sharding.type, *self.sharding.tables.values()}
         if (exchange.codecs or exchange.table_codecs) and not is_fused and self.plan is None:
             raise ValueError(
                 f"sharding.exchange has codecs, but no table is fused (sharding.type is "

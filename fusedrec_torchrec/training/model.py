@@ -22,13 +22,13 @@ from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED
-from fusedrec_torchrec.training.config import ModelConfig, TrainConfig
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
+from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
 from fusedrec_torchrec.training.initialization import initialize_tables
 
 __all__ = ["build_model", "shard_model"]
 
-MODEL_PARALLEL = [FUSED, "table_wise", "row_wise", "column_wise"]
+MODEL_PARALLEL = [*FUSED_TYPES, "table_wise", "row_wise", "column_wise"]
 
 
 def build_model(config: ModelConfig, source: Source, device: torch.device) -> DLRMTrain:
@@ -130,6 +130,7 @@ def _planned(
 ) -> ShardingPlan:
     """Returns the planner's plan for the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
+    poolings = {name: table.pooling for table in config.tables for name in copies_of(table)}
     planner = FusedShardingPlanner(
         topology=Topology(
             world_size=ranks,
@@ -139,16 +140,28 @@ def _planned(
         sharding_group_size=None if grid is None else grid.sharding_group_size,
         batch_size=config.data.batch_size // dist.get_world_size(),
         constraints={
-            name: _constraints(config.sharding.tables.get(name, config.sharding.type), device)
+            name: _constraints(
+                config.sharding.tables.get(name, config.sharding.type),
+                device,
+                poolings.get(name),
+            )
             for name in source.table_rows
         },
     )
     return planner.collective_plan(model, sharders, dist.group.WORLD)
 
 
-def _constraints(sharding_type: str, device: torch.device) -> ParameterConstraints:
+def _constraints(
+    sharding_type: str, device: torch.device, pooling: float | None
+) -> ParameterConstraints:
+    """Returns what the planner must keep to for a table."""
+    factors = None if pooling is None else [pooling]
     if sharding_type == "data_parallel":
-        return ParameterConstraints(sharding_types=["data_parallel"], compute_kernels=["dense"])
+        return ParameterConstraints(
+            sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=factors
+        )
     kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
     types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
-    return ParameterConstraints(sharding_types=types, compute_kernels=kernels)
+    return ParameterConstraints(
+        sharding_types=types, compute_kernels=kernels, pooling_factors=factors
+    )

@@ -47,5 +47,12 @@ def planning_of(files: PlannerFiles, progress: bool = False) -> Planning:
         model, poolings, zipf = model_of_tables(config)
         batch = config.batch_size or 0
     given = {} if profile else poolings  # a profile has counted
-    loads = table_loads(model, sharders, profile, None if profile else zipf, poolings=given)
+    loads = table_loads(
+        model,
+        sharders,
+        profile,
+        None if profile else zipf,
+        poolings=given,
+        scattered=train is not None and bool(given),
+    )
     return Planning(config, cluster, model, sharders, loads, batch)

@@ -17,6 +17,7 @@ from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import convert, plan_for
 from fusedrec_torchrec.checkpoint.load import load_checkpoint
 from fusedrec_torchrec.checkpoint.table_state import StateNames, StoredState, parse_state
+from fusedrec_torchrec.sharding.sharding_type import SHARDINGS
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
 
@@ -131,7 +132,7 @@ def test_conversions_in_pieces_of_any_size(
     numbers = torch.rand(50)
     write(tmp_path / "it", {"a.momentum1": numbers, "max_counter": torch.tensor([7.0])})
     contents = Contents(tmp_path / "it")
-    for sharding in ("row_wise", "column_wise", "table_wise", "data_parallel"):
+    for sharding in SHARDINGS:
         target = tmp_path / sharding
         convert(contents, target, plan_for(contents, 2, sharding))
         found = Contents(target)
@@ -145,8 +146,10 @@ def test_conversions_in_pieces_of_any_size(
         paths = found.reader.metadata.planner_data
         assert paths.keys() == set(found.reader.tensors)
         assert all(name == ".".join(path) for name, path in paths.items())
-        shards = {"row_wise": 2, "column_wise": 2}.get(sharding, 1)
+        shards = 2 if "row" in sharding or "column" in sharding else 1
         assert table.shards >= shards
+        planned = {plan.sharding for plan in plan_for(contents, 2, sharding).tables.values()}
+        assert planned == {sharding}
 
 
 def test_states_of_torchs_optimizers_survive_a_way_through_shards(tmp_path: Path) -> None:

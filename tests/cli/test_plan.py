@@ -45,9 +45,12 @@ def test_data_parallel_has_a_column_of_its_own(capsys: Capture) -> None:
     override = "search.tables={country: [data_parallel]}"
     assert main(["plan", "--config", str(TINY), "--set", override]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"chosen +hot rows +fused +table +row +column +data parallel\n", shown)
-    assert re.search(r"country .* data_parallel( +[\d.e-]+){5}\n", shown)
-    assert re.search(r"history .* fused_row_wise( +[\d.e-]+){5}\n", shown)
+    assert re.search(
+        r"chosen +hot rows +fused +fused table +fused column +table +row +column +data parallel\n",
+        shown,
+    )
+    assert re.search(r"country .* data_parallel( +[\d.e-]+){7}\n", shown)
+    assert re.search(r"history .* fused_row_wise( +[\d.e-]+){7}\n", shown)
 
 
 def test_plans_differ_or_do_not(tmp_path: Path, capsys: Capture) -> None:

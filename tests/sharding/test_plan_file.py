@@ -34,7 +34,9 @@ from fusedrec_torchrec.sharding.plan_diff import differences
 from fusedrec_torchrec.sharding.plan_entries import (
     FusedParameterSharding,
     GridShardingPlan,
+    fused_column_wise,
     fused_row_wise,
+    fused_table_wise,
 )
 from fusedrec_torchrec.sharding.plan_file import (
     PlanFile,
@@ -64,6 +66,9 @@ WAYS: dict[str, Any] = {
     "row_wise": lambda: row_wise(compute_kernel="fused"),
     "column_wise": lambda: column_wise(ranks=[0, 1, 2, 3], compute_kernel="fused"),
     "columns on some": lambda: column_wise(ranks=[3, 1], compute_kernel="fused"),
+    "fused, whole": lambda: fused_table_wise(rank=2, input_dist="exact_counts"),
+    "fused, columns": lambda: fused_column_wise(ranks=[3, 0], input_dist="exact_counts"),
+    "fused, columns on all": lambda: fused_column_wise(ranks=[0, 1, 2, 3]),
     "data_parallel": lambda: data_parallel(),
     "table_row_wise": lambda: table_row_wise(host_index=1),
     "blocks": lambda: blocks,
@@ -198,6 +203,23 @@ def test_files_that_are_no_plans(tmp_path: Path, old: str, new: str, problem: st
         ("5 x 2}", "5 x 3}", "tables.a.rows_per_rank adds up to 15, must to 10 rows"),
         ("5 x 2}", "five}", "rows_per_rank is 'five', must be numbers such as"),
         ("8 x 2}", "8}", "tables.c.columns_per_rank adds up to 8, must to 16"),
+        ("table_wise, ranks: [1]", "fused_table_wise, ranks: [0, 1]", "must be one on each"),
+        (
+            "ing: column_wise, columns_per_rank: 8 x 2",
+            "ing: fused_column_wise, columns_per_rank: '4, 12'",
+            "tables.c is fused_column_wise, its shards must be equal columns",
+        ),
+        (
+            "ing: column_wise, columns_per_rank: 8 x 2",
+            "ing: fused_table_wise, columns_per_rank: 8 x 2",
+            r"tables.c: ranks of a fused_table_wise table are \[0, 1\], must be one",
+        ),
+        ("ing: column_wise, ", "ing: fused_column_wise, ranks: [1, 1], ", "must be different ones"),
+        (
+            "table_wise, ranks: [1], ",
+            "fused_table_wise, ranks: [1], hot_rule: {top_k: 2}, ",
+            "tables.b is fused_table_wise with hot rows, must have none",
+        ),
         ("ranks: [1]", "ranks: [2]", r"tables.b has 1 shards on ranks \[2\].* below 2"),
     ],
 )

@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig, RatesConfig
-from fusedrec_torchrec.planner.cost.step import Step
+from fusedrec_torchrec.planner.cost.stages import IN_BYTES, Step
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["Timed", "fit", "fit_link", "non_negative"]
 
 CURVE_WEIGHT = 0.3  # of a size of a collective, to a step
-RATES = ("ids", "lookup", "pooling", "hot")
+RATES = ("ids", "lookup", "pooling", "hot", "bag_ids", "bag_lookup")
+FIXED = ("step", "table", "bucket")  # microseconds
 Floats = NDArray[np.float64]
 
 
@@ -36,13 +37,13 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 
 
 def work_of(step: Step) -> list[float]:
-    """Returns the work of a step: itself, its tables, what limits its stages, in units of rates."""
-    unit = {"ids": 1e6, "hot": 1e6, "lookup": GB, "pooling": GB}
+    """Returns the work of a step: itself, tables, buckets, what limits its stages, as of rates."""
     amounts = dict.fromkeys(RATES, 0.0)
     for stage in step.stages:
         if not stage.is_collective:
-            amounts[stage.kind] += float(stage.amount_W.max()) / unit[stage.kind]
-    return [1e-6, step.tables * 1e-6, *amounts.values()]
+            unit = GB if stage.kind in IN_BYTES else 1e6
+            amounts[stage.kind] += float(stage.amount_W.max()) / unit
+    return [1e-6, step.tables * 1e-6, (step.buckets - 1) * 1e-6, *amounts.values()]
 
 
 def wire_of(step: Step, local: int) -> list[float]:
@@ -82,16 +83,16 @@ def fit(
         row, left = wire_of(timed.step, local), timed.seconds
         if rates is not None:
             own = rates.rates(timed.step.system)
-            known = zip(RATES, work_of(timed.step)[2:], strict=True)
-            left -= timed.step.overhead(rates) + sum(w / getattr(own, n) for n, w in known)
+            known = zip(RATES, work_of(timed.step)[len(FIXED) :], strict=True)
+            left -= timed.step.overhead(rates) + sum(w / own.rate(n) for n, w in known)
         for system in free:
             of_this = timed.step.system == system
-            row += work_of(timed.step) if of_this else [0.0] * (2 + len(RATES))
+            row += work_of(timed.step) if of_this else [0.0] * (len(FIXED) + len(RATES))
         matrix.append(row)
         wanted.append(max(left, 0.02 * timed.seconds))
         weights.append(1 / timed.seconds)
     for size, seconds in curve:
-        matrix.append([1e-6, size / GB, 0.0, *[0.0] * (len(free) * (2 + len(RATES)))])
+        matrix.append([1e-6, size / GB, 0.0, *[0.0] * (len(free) * (len(FIXED) + len(RATES)))])
         wanted.append(seconds)
         weights.append(CURVE_WEIGHT / seconds)
     fitted = non_negative(np.array(matrix), np.array(wanted), np.array(weights))
@@ -117,11 +118,13 @@ def _with_rates(cluster: ClusterConfig, systems: Sequence[str], blocks: Floats) 
     """Returns the cluster with the rates of each system, as they were fitted."""
     by_system = {
         "fused" if system == FUSED else system: RatesConfig(
-            step=float(step),
-            table=float(table),
-            **{n: 1 / max(float(x), 1e-6) for n, x in zip(RATES, rest, strict=True)},
+            **{name: float(x) for name, x in zip(FIXED, block[: len(FIXED)], strict=True)},
+            **{
+                name: 1 / max(float(x), 1e-6)
+                for name, x in zip(RATES, block[len(FIXED) :], strict=True)
+            },
         )
-        for system, (step, table, *rest) in zip(systems, blocks, strict=True)
+        for system, block in zip(systems, blocks, strict=True)
     }
     stock = by_system.get("table_wise", RatesConfig())
     return replace(cluster, stock=stock, **by_system)  # type: ignore[arg-type]

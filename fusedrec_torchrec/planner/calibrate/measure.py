@@ -36,6 +36,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.row_classes import RowClasses
@@ -48,9 +49,9 @@ from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.cost.cluster import DEVICES, GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.sharding.plan_entries import fused_row_wise
+from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
 from fusedrec_torchrec.sharding.sharders import FusedEmbeddingBagCollectionSharder
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, FUSED_TYPES
 
 __all__ = ["Measured", "Shape", "calibrate", "main", "report"]
 
@@ -60,6 +61,7 @@ LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
+MIXED = "fused_row_wise and fused_table_wise"  # by turns
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ HOT_SHAPES = (
     Shape(batch=512, hot=5000),
     Shape(batch=2048, hot=20_000),
     Shape(batch=512, pooling=5.0, hot=20_000),
+)
+OWNED_SHAPES = (  # of fused tables that their owners pool
+    (FUSED_TABLE_WISE, Shape(pooling=3.0, batch=2048)),
+    (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
+    (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
+    (MIXED, Shape(batch=64)),
+    (MIXED, Shape(pooling=10.0, batch=512)),
 )
 SHAPES = (
     Shape(batch=64),
@@ -214,14 +223,26 @@ def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
 def predicted(system: str, shape: Shape, ranks: int) -> Step:
     """Returns the same step as the cost model sees it."""
     classes = RowClasses.zipf(shape.rows, shape.zipf)
-    loads = [TableLoad(n, shape.rows, shape.dim, shape.pooling, classes) for n in shape.names]
-    if system != FUSED:
+    bags = BagsByChance(classes, shape.pooling, scattered=True)
+    loads = [
+        TableLoad(name, shape.rows, shape.dim, shape.pooling, classes, bag_use=bags)
+        for name in shape.names
+    ]
+    if system not in (*FUSED_TYPES, MIXED):
         return stock_step(system, loads, shape.batch, ranks)
     _, hot_set = source_of(shape, ranks)
     hot = None
     if hot_set is not None:
         hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
-    return fused_step(loads, shape.batch, ranks, hot=hot)
+    owners = [_owners(system, i, ranks) for i in range(shape.tables)]
+    return fused_step(loads, shape.batch, ranks, hot=hot, owners=owners)
+
+
+def _owners(system: str, table: int, ranks: int) -> tuple[int, ...]:
+    """Returns the rank that pools a fused table, if one does."""
+    if system == MIXED:
+        return (table // 2 % ranks,) if table % 2 else ()
+    return (table % ranks,) if system == FUSED_TABLE_WISE else ()
 
 
 def _model(
@@ -243,6 +264,10 @@ def _model(
     generators: dict[str, Callable[[int], Any]] = {
         FUSED: lambda i: fused_row_wise(
             hot_rows=None if hot_set is None else hot_set.ids[names[i]].tolist()
+        ),
+        FUSED_TABLE_WISE: lambda i: fused_table_wise(i % ranks),
+        MIXED: lambda i: (
+            fused_table_wise(own[0]) if (own := _owners(MIXED, i, ranks)) else fused_row_wise()
         ),
         "table_wise": lambda i: table_wise(rank=i % ranks, compute_kernel="fused"),
         "row_wise": lambda _: row_wise(compute_kernel="fused"),
@@ -310,6 +335,7 @@ def calibrate(
     shapes = SHAPES if rates is None else LINK_SHAPES
     todo = [(system, shape) for shape in shapes for system in SYSTEMS]
     todo += [(FUSED, shape) for shape in HOT_SHAPES]
+    todo += OWNED_SHAPES if rates is None else ()
     measured = []
     for system, shape in tqdm(todo, desc="steps", disable=not progress):
         seconds = run(partial(seconds_of_step, system, shape, device))

@@ -10,13 +10,15 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from fusedrec_torchrec.core.config import section
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["DEVICES", "ClusterConfig", "LinkConfig", "RatesConfig"]
 
 Device = Literal["cuda", "cpu"]
 DEVICES: tuple[Device, ...] = get_args(Device)
 GB, MB = 1e9, 1e6
+# How much faster ids of bags are read than made unique, and their rows added up than touched.
+BAGS_FASTER = {"bag_ids": 4.0, "bag_lookup": 10.0}
 
 
 @section
@@ -48,6 +50,12 @@ class RatesConfig:
         lookup: GB/s of rows that an owner looks up and updates.
         pooling: GB/s of rows that are pooled, and of their gradients.
         hot: Million ids a second that are looked up among the hot rows.
+        bucket: Microseconds for each bucket of fused tables but the first.
+        bag_ids: Million ids a second in bags that a requester tells apart and sends, of fused
+            tables that their owners pool; bags themselves are made unique as ids are. Four
+            times ids if none.
+        bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables; what the
+            first touch of a row costs is in lookup. Ten times lookup if none.
     """
 
     step: float = Field(default=500.0, ge=0)
@@ -56,6 +64,16 @@ class RatesConfig:
     lookup: float = Field(default=5.0, gt=0)
     pooling: float = Field(default=10.0, gt=0)
     hot: float = Field(default=100.0, gt=0)
+    bucket: float = Field(default=0.0, ge=0)
+    bag_ids: float | None = Field(default=None, gt=0)
+    bag_lookup: float | None = Field(default=None, gt=0)
+
+    def rate(self, kind: str) -> float:
+        """Returns how much of a kind of work is done in a second, in the units of its field."""
+        value: float | None = getattr(self, kind)
+        if value is not None:
+            return value
+        return BAGS_FASTER[kind] * float(getattr(self, kind.removeprefix("bag_")))
 
 
 @section
@@ -73,7 +91,7 @@ class ClusterConfig:
         hidden: Share of the sync of hot rows and of 2D replicas that runs beside other work.
         within_node: Links between ranks of one node.
         between_nodes: Links between nodes.
-        fused: Rates of the fused sharding.
+        fused: Rates of the fused shardings.
         stock: Of TorchRec's shardings, but for those that have rates of their own.
         table_wise: Rates of table_wise; those of stock if none.
         row_wise: Rates of row_wise; those of stock if none.
@@ -105,7 +123,7 @@ class ClusterConfig:
 
     def rates(self, system: str) -> RatesConfig:
         """Returns the rates of a sharding."""
-        if system == FUSED:
+        if system in FUSED_TYPES:
             return self.fused
         return getattr(self, system, None) or self.stock
 

@@ -1,32 +1,58 @@
-"""Whether fusing a table pays.
+"""Whether fusing a table pays, and who pools it, where nothing is known of links and rates.
 
 The prices are those of ``step``, whoever asks.  Where a cluster is known, ``search.assign``
-compares the seconds of fused and stock steps; TorchRec's search compares what its estimators make
-of them; and where nothing is known of links and rates, bytes decide.
+compares the seconds of all shardings; TorchRec's search compares what its estimators make of them;
+and where nothing is known, the rows that travel decide.
 """
 
+from dataclasses import replace
+from functools import lru_cache
+
+from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["fusing_pays"]
+__all__ = ["fusing_pays", "owner_pools"]
 
-# Fused, the distinct rows of a batch travel; stock shardings pool at the owner and send a row for
-# each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct rows for a bag
-# (docs/performance.md, benchmarks/crossover.yaml).  On slow links only bytes count, hence 1.
+# If the requester pools, the distinct rows of a batch travel; stock shardings pool at the owner and
+# send a row for each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct
+# rows for a bag (docs/performance.md, benchmarks/crossover.yaml).  On slow links only bytes count,
+# hence 1.
 MOST_ROWS_PER_OUTPUT = 1.0
 RANKS = 2  # rows that are sent grow alike with them
+ASSUMED_ZIPF = 1.05  # of ids that nobody has counted
 
 
 def fusing_pays(table: TableLoad, batch: int) -> bool:
-    """Returns whether no more rows of a table travel if it is fused than if it is table-wise.
+    """Returns whether no more rows of a table travel if its requesters pool than if table-wise.
 
     Args:
-        table: to be sharded.
+        table: to be sharded, by rows or in a stock way.
         batch: samples of a rank.
     """
     fused = _bytes_of_rows(fused_step([table], batch, RANKS))
     stock = _bytes_of_rows(stock_step("table_wise", [table], batch, RANKS))
     return fused <= MOST_ROWS_PER_OUTPUT * stock
+
+
+def owner_pools(table: TableLoad, batch: int) -> bool:
+    """Returns whether fewer rows of a fused table travel if its owner pools than its requester.
+
+    That is if a batch has fewer distinct bags than distinct rows.  How often rows are used is taken
+    to be a Zipf law, as ids of most data are.
+
+    Args:
+        table: to be fused; its own row classes do not count.
+        batch: samples of a rank.
+    """
+    if not table.pooled:
+        return False
+    return replace(table, classes=_likely(table.rows)).has_fewer_bags(batch)
+
+
+@lru_cache(maxsize=1 << 10)
+def _likely(rows: int) -> RowClasses:
+    return RowClasses.zipf(rows, ASSUMED_ZIPF)
 
 
 def _bytes_of_rows(step: Step) -> float:

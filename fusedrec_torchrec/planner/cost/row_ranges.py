@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.planner.cost.step import HotUse
+from fusedrec_torchrec.planner.cost.stages import HotUse
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
 __all__ = ["balanced_ranges"]
@@ -17,6 +17,7 @@ def balanced_ranges(
     ranks: int,
     hot: HotUse | None = None,
     evenness: float = 0.0,
+    load_W: NDArray[np.float64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Returns ranges of all tables so that every rank is asked for as many bytes as the others.
 
@@ -29,12 +30,14 @@ def balanced_ranges(
         ranks: that own rows.
         hot: rows that are not asked of their owners.
         evenness: 0 balances load, 1 makes ranges of equal length, which balances memory.
+        load_W: rows times columns that ranks are asked for anyway, of tables that are not split by
+            rows.
     """
     hot_T = np.zeros(len(tables), np.int64) if hot is None else hot.rows_T
     weight_T = np.array(
         [t.unique(batch, int(h)) * t.dim for t, h in zip(tables, hot_T, strict=True)]
     )
-    load_W = np.zeros(ranks)
+    load_W = np.zeros(ranks) if load_W is None else load_W.astype(np.float64)
     ranges: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(tables)
     for t in np.argsort(weight_T, kind="stable"):
         table, weight = tables[t], weight_T[t]

@@ -6,6 +6,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.bag_counts import CountedBags, DistinctBags
+from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 
 __all__ = ["NUMBER_BYTES", "TableLoad", "even_ranges"]
@@ -30,6 +32,9 @@ class TableLoad:
         state_bytes: of a row's optimizer state.
         kind: tables of one kind make a bucket.
         can_be_hot: whether the optimizer can keep replicas equal.
+        bag_use: how many of its bags are distinct; by chance, if None.
+        weighted: whether every id of a bag has a weight.
+        can_be_owned: whether its owner may pool it, if it is fused and pooled.
     """
 
     name: str
@@ -44,6 +49,9 @@ class TableLoad:
     state_bytes: int = NUMBER_BYTES
     kind: str = ""
     can_be_hot: bool = True
+    bag_use: BagsByChance | CountedBags | None = None
+    weighted: bool = False
+    can_be_owned: bool = True
 
     def ids(self, batch: int) -> float:
         """Returns how many ids of the table a batch has."""
@@ -52,6 +60,22 @@ class TableLoad:
     def unique(self, batch: float, hot: int = 0) -> float:
         """Returns the distinct rows of a batch that are not among the ``hot`` most used ones."""
         return _unique(self.classes, batch * self.pooling, hot)
+
+    def distinct_bags(self, batch: float) -> DistinctBags:
+        """Returns the distinct bags of a batch that are not empty, and the ids in them."""
+        return _distinct_bags(self._bag_use, batch)
+
+    def has_fewer_bags(self, batch: float) -> bool:
+        """Returns whether a batch has fewer distinct bags than distinct rows."""
+        return self.distinct_bags(batch).bags < (1 - 1e-9) * self.unique(batch)
+
+    def full_bags(self, batch: float) -> float:
+        """Returns the bags of a batch that are not empty."""
+        return self._bag_use.full * batch
+
+    @property
+    def _bag_use(self) -> BagsByChance | CountedBags:
+        return self.bag_use or _by_chance(self.classes, self.pooling, self.bags)
 
     @property
     def outputs(self) -> float:
@@ -96,6 +120,16 @@ class TableLoad:
 @lru_cache(maxsize=1 << 16)
 def _unique(classes: RowClasses, ids: float, hot: int) -> float:
     return (classes.without(hot) if hot else classes).unique(ids)
+
+
+@lru_cache(maxsize=1 << 14)
+def _by_chance(classes: RowClasses, pooling: float, bags: float) -> BagsByChance:
+    return BagsByChance(classes, pooling / bags if bags else 0.0, bags)
+
+
+@lru_cache(maxsize=1 << 16)
+def _distinct_bags(use: BagsByChance | CountedBags, batch: float) -> DistinctBags:
+    return use.distinct(batch)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -11,11 +11,19 @@ from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import STOCK, Stage, Step
-from fusedrec_torchrec.planner.search.assign import Prices
+from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
 from fusedrec_torchrec.planner.search.decide import again, alike, decide
 from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.planner.search.owners import WHOLE, column_splits
+from fusedrec_torchrec.planner.search.prices import LOADS, OWNED, Prices, owned_as
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+    OWNER_POOLED,
+)
 
 __all__ = ["Explanation", "print_explanation"]
 
@@ -27,6 +35,8 @@ CODED = ("rows", "gradients")  # stages of a step that codecs are about
 MORE_HOT_MB = (64, 256, 1024)
 COLUMNS = {
     FUSED: "fused",
+    FUSED_TABLE_WISE: "fused table",
+    FUSED_COLUMN_WISE: "fused column",
     "table_wise": "table",
     "row_wise": "row",
     "column_wise": "column",
@@ -53,7 +63,7 @@ class Explanation:
 
     def __init__(self, decision: Decision, search: SearchConfig, unfit: Sequence[str] = ()) -> None:
         self.decision, self.search = decision, search
-        systems = [FUSED, *STOCK]
+        systems = [*FUSED_TYPES, *STOCK]
         if decision.groups.number > 1:  # where no table is data-parallel
             systems.remove("data_parallel")
         self.prices = Prices(
@@ -71,20 +81,59 @@ class Explanation:
     def price(self, t: int, system: str) -> float | None:
         """Returns the seconds that a table adds to a step; None if it cannot be sharded so."""
         table = self.decision.tables[t]
-        cannot = system == FUSED and table.name in self.unfit
-        if system == "column_wise" and table.dim % (4 * self.decision.groups.size):
+        ranks, room = self.decision.groups.size, self.decision.cluster.memory * GB
+        cannot = system in FUSED_TYPES and table.name in self.unfit
+        if system in OWNER_POOLED and not (table.pooled and table.can_be_owned):
             cannot = True
-        too_large = table.size > self.decision.cluster.memory * GB
-        is_whole = system in ("table_wise", "data_parallel")
-        if is_whole and (too_large or self.decision.on_host[t]):
+        if system == "column_wise" and table.dim % (4 * ranks):
+            cannot = True
+        splits = column_splits(table.dim, ranks)
+        if system == FUSED_COLUMN_WISE and not splits:
+            cannot = True
+        if system in (*WHOLE, "data_parallel") and table.size > room:
+            cannot = True
+        kind = owned_as(system)
+        if self.decision.on_host[t] and (kind or system == "data_parallel"):
             cannot = True
         if cannot or system not in self.prices.of_use:
             return None
-        if system == "table_wise" and system not in self.decision.systems:
-            alone = np.zeros((len(self.prices.loads_KT), self.decision.groups.size))
-            alone[:, 0] = self.prices.loads_KT[:, t]  # no other table makes up for it
-            return float(self.prices.of_tables[system][t]) + self.prices.of_whole_tables(alone)
+        if kind and not any(s in self.decision.systems for s in OWNED[kind]):
+            alone = []  # no other table makes up for it
+            for owners in splits if system == FUSED_COLUMN_WISE else (1,):
+                loads_KW = np.zeros((LOADS, ranks))
+                loads_KW[:, :owners] = self.prices.load_of(kind, t, owners)[:, None]
+                alone.append(self.prices.of_owned(kind, loads_KW))
+            return float(self.prices.of_tables[system][t]) + min(alone)
         return float(self.prices.balanced(system)[t])
+
+    def why(self, t: int) -> str:
+        """Returns why a table is sharded as it is, by the rows that travel for a rank's batch."""
+        table, system = self.decision.tables[t], self.decision.systems[t]
+        batch = self.decision.batch
+        rows = table.unique(batch)
+        if table.name in self.unfit:
+            return "it cannot be fused: columns, data type or optimizer"
+        if not table.pooled:
+            return f"a sequence: {rows:,.0f} distinct rows travel" if system == FUSED else ""
+        bags = table.distinct_bags(batch).bags
+        fewer, size = min(bags, rows), table.dim * NUMBER_BYTES
+        sent = f"{human_bytes(fewer * size)} of rows"
+        if system in OWNER_POOLED and bags <= rows:
+            return f"{bags:,.0f} distinct bags are fewer than {rows:,.0f} distinct rows: {sent}"
+        if system == FUSED and rows <= bags:
+            return f"{rows:,.0f} distinct rows are no more than {bags:,.0f} distinct bags: {sent}"
+        if system in OWNER_POOLED:
+            return f"work: {bags:,.0f} distinct bags, {rows:,.0f} distinct rows; its owner pools"
+        if system == FUSED:
+            reason = "balance, memory or another bucket"
+            if table.size > self.decision.cluster.memory * GB:
+                reason = f"memory, {human_bytes(table.size)} do not fit on a rank"
+            elif not table.can_be_owned:
+                reason = "its bags cannot be pooled by an owner"
+            elif self.decision.hot.get(table.name) is not None:
+                reason = "hot rows"
+            return f"{reason}: {rows:,.0f} distinct rows, though {bags:,.0f} distinct bags"
+        return f"{rows:,.0f} distinct rows, {bags:,.0f} distinct bags; the step is shorter"
 
     def _alternatives(self) -> dict[str, Decision]:
         """Returns the plan and plainer ones, by name."""
@@ -103,10 +152,10 @@ class Explanation:
                 plans["in one group"] = decide(
                     decision.tables, decision.batch, decision.cluster, one, sorted(self.unfit)
                 )
-        for system in (FUSED, "table_wise", "row_wise", "column_wise"):
+        for system in (FUSED, FUSED_TABLE_WISE, "table_wise", "row_wise", "column_wise"):
             if set(decision.systems) == {system} and decision.groups.number == 1:
                 continue
-            if system == FUSED and self.unfit:
+            if system in FUSED_TYPES and self.unfit:
                 continue
             other = alike(decision, system, search)
             if other is not None:
@@ -137,7 +186,7 @@ class Explanation:
     def codecs(self) -> str:
         """Returns how rows and gradients of fused tables travel, and what that saves."""
         decision = self.decision
-        if FUSED not in decision.systems:
+        if not decision.fused_places:
             return "none, no table is fused"
         chosen, exact = (
             sum(stage.bytes_sent for s in plan.steps for stage in s.stages if stage.name in CODED)
@@ -161,7 +210,12 @@ class Explanation:
                 latency += empty
                 kinds["bytes on the wire"] = kinds.get("bytes on the wire", 0) + seconds - empty
             else:
-                name = {"ids": "ids at the requester", "hot": "looking for hot rows"}
+                name = {
+                    "ids": "ids at the requester",
+                    "bag_ids": "bags at the requester",
+                    "bag_lookup": "lookup and pooling at the owner",
+                    "hot": "looking for hot rows",
+                }
                 kind = name.get(stage.kind, f"{stage.kind.replace('_', ' ')} of rows")
                 kinds[kind] = kinds.get(kind, 0) + seconds
         kinds["latency of collectives"] = latency
@@ -189,7 +243,7 @@ class Explanation:
                     "hot rows synced every 8 steps (search.hot.sync_every, not exact)",
                     again(decision, replace(search, hot=every)),
                 )
-        if search.codecs == [] and FUSED in decision.systems:
+        if search.codecs == [] and decision.fused_places:
             lossy = replace(search, codecs=["bf16"])
             yield "rows and gradients as bf16 (search.codecs, lossy)", again(decision, lossy)
         if not search.groups.sizes and cluster.ranks > cluster.ranks_per_node:
@@ -228,6 +282,7 @@ def print_explanation(explanation: Explanation) -> None:
         f"{cluster.ranks} ranks of {cluster.name}; {decision.batch} samples a rank"
     )
     _print_tables(explanation)
+    _print_reasons(explanation)
     _print_alternatives(explanation)
     _print_breakdown(explanation)
     _print_ranks(explanation)
@@ -249,6 +304,7 @@ def _print_tables(explanation: Explanation) -> None:
     for t in range(len(decision.tables)):
         table = decision.tables[t]
         ids, unique = table.ids(decision.batch), table.unique(decision.batch)
+        bags = f"{table.distinct_bags(decision.batch).bags:,.0f}" if table.pooled else "-"
         how = decision.systems[t]
         if decision.on_host[t]:
             how += ", host memory"
@@ -256,6 +312,7 @@ def _print_tables(explanation: Explanation) -> None:
             f"{table.rows:,} x {table.dim}",
             f"{ids:,.0f}",
             f"{unique:,.0f}",
+            bags,
             how,
             len(decision.hot.get(table.name, ())) or "",
             *map(milliseconds, prices[t]),
@@ -266,8 +323,24 @@ def _print_tables(explanation: Explanation) -> None:
     print_table(
         "tables, and the milliseconds that each sharding would add to a step"
         + (f" (those that cost most; {left} more)" if left else ""),
-        ("table", "rows", "ids", "distinct", "chosen", "hot rows", *COLUMNS.values()),
+        ("table", "rows", "ids", "distinct", "bags", "chosen", "hot rows", *COLUMNS.values()),
         [(_names(decision, rows[line]), *line) for line in rows if line in costly],
+    )
+
+
+def _print_reasons(explanation: Explanation) -> None:
+    decision = explanation.decision
+    reasons: dict[tuple[str, str, str], list[int]] = {}
+    for t, system in enumerate(decision.systems):
+        own = decision.owners[t]
+        where = f"rank {own[0]}" if len(own) == 1 else f"columns on {len(own)} ranks" * bool(own)
+        reasons.setdefault((system, where, explanation.why(t)), []).append(t)
+    shown = list(reasons)[:MOST_TABLES]
+    left = sum(len(reasons[reason]) for reason in list(reasons)[MOST_TABLES:])
+    print_table(
+        "why" + (f" ({left} more tables)" if left else ""),
+        ("table", "chosen", "where", "why"),
+        [(_names(decision, reasons[reason]), *reason) for reason in shown],
     )
 
 
@@ -298,13 +371,15 @@ def _print_alternatives(explanation: Explanation) -> None:
 
 def _print_breakdown(explanation: Explanation) -> None:
     total = explanation.decision.seconds
+    fused = {s for s in explanation.decision.systems if s in FUSED_TYPES}
+    of_fused = "fused" if len(fused) > 1 else next(iter(fused), FUSED)
     rows = [("", "start of the step", "", milliseconds(explanation.overhead()), "", "")]
     for step, stage, seconds in explanation.stages():
         mean = float(stage.amount_W.mean())
         ratio = float(stage.amount_W.max()) / mean if mean else 1.0
         rows.append(
             (
-                step.system,
+                of_fused if step.system == FUSED else step.system,
                 stage.name,
                 human_bytes(stage.bytes_sent / len(stage.amount_W)) if stage.is_collective else "",
                 milliseconds(seconds),
@@ -314,7 +389,7 @@ def _print_breakdown(explanation: Explanation) -> None:
         )
     print_table(
         f"a step, {milliseconds(total)} ms",
-        ("sharding", "part", "a rank sends", "ms", "share", "busiest to mean"),
+        ("sharding", "stage", "a rank sends", "ms", "share", "busiest to mean"),
         rows,
     )
 

@@ -129,7 +129,7 @@ def kind_of(stage: str, kind: str, is_collective: bool) -> str:
         return "2D sync"
     if is_collective:
         return "wire"
-    return "lookup" if kind == "host_lookup" else kind
+    return {"host_lookup": "lookup", "bag_lookup": "lookup", "bag_ids": "ids"}.get(kind, kind)
 
 
 def _by_kind(decision: Decision) -> dict[str, float]:
@@ -346,15 +346,17 @@ def _tables(explanation: Explanation) -> str:
     decision = explanation.decision
     head = "".join(
         f"<th>{name}</th>"
-        for name in ("table", "rows", "ids", "distinct", "hot rows", *COLUMNS.values())
+        for name in ("table", "rows", "ids", "distinct", "bags", "hot rows", *COLUMNS.values())
     )
     lines = []
     for t, table in enumerate(decision.tables[:MOST_ROWS]):
+        bags = f"{table.distinct_bags(decision.batch).bags:,.0f}" if table.pooled else "-"
         cells = [
-            f"<td>{html.escape(table.name)}</td>",
+            f"<td title='{html.escape(explanation.why(t))}'>{html.escape(table.name)}</td>",
             f"<td>{table.rows:,} x {table.dim}</td>",
             f"<td>{table.ids(decision.batch):,.0f}</td>",
             f"<td>{table.unique(decision.batch):,.0f}</td>",
+            f"<td>{bags}</td>",
             f"<td>{len(decision.hot.get(table.name, ())) or ''}</td>",
         ]
         for system in COLUMNS:

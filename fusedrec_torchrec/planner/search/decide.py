@@ -14,15 +14,24 @@ from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes
 from fusedrec_torchrec.planner.cost.step import Groups
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.assign import NoRoomError, Prices, assign
+from fusedrec_torchrec.planner.search.assign import NoRoomError, assign
 from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.planner.search.owners import column_splits
+from fusedrec_torchrec.planner.search.prices import Prices
 from fusedrec_torchrec.planner.search.refine import WORTH, better_mode, finish, polish
 from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchConfig
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+    OWNER_POOLED,
+)
 
 __all__ = ["again", "alike", "decide", "groups_of"]
 
 CANDIDATES = 8  # assignments of which the exact price is looked at
+DOES_THE_SAME = {"table_wise": FUSED_TABLE_WISE, "column_wise": FUSED_COLUMN_WISE}
 CLOSE, FINISHED = 1.5, 2  # those close to the best are improved, so many of them in all detail
 
 
@@ -110,12 +119,20 @@ def _allowed(
     allowed = []
     for table in tables:
         given: list[str] = list(search.tables.get(table.name, search.systems))
-        left = [s for s in given if s != FUSED or table.name not in unfit]
+        left = [s for s in given if s not in FUSED_TYPES or table.name not in unfit]
         if not left:
             raise ValueError(
-                f"table {table.name!r} may only be {FUSED}, which it cannot: columns must be a "
-                "multiple of 4, weights float32 or float16, and the optimizer one that "
+                f"table {table.name!r} may only be {' or '.join(given)}, which it cannot: columns "
+                "must be a multiple of 4, weights float32 or float16, and the optimizer one that "
                 "fused tables have; allow another sharding of it in search.tables"
+            )
+        if not (table.pooled and table.can_be_owned):
+            left = [s for s in left if s not in OWNER_POOLED]
+        if not left:
+            raise ValueError(
+                f"table {table.name!r} may only be {' or '.join(given)}, which it cannot: owners "
+                "pool bags, not sequences, features that are processed or tables with hot rows; "
+                f"allow {FUSED} or another sharding of it in search.tables"
             )
         allowed.append(left)
     return allowed
@@ -157,7 +174,7 @@ def _decide_for(
 ) -> Decision:
     """Returns the best plan for these groups of ranks."""
     on_host = _spill(tables, batch, cluster, groups.size)
-    allowed = _possible(allowed, tables, groups, on_host)
+    allowed = _possible(allowed, tables, batch, groups, on_host)
     systems = list(dict.fromkeys(s for options in allowed for s in options))
     exact = search.input_dist == "exact_counts"
     prices = Prices(tables, batch, cluster, groups, systems, on_host, exact)
@@ -166,10 +183,13 @@ def _decide_for(
         for table, host in zip(tables, on_host, strict=True)
     ]
     room = cluster.memory * GB
+    # Rows will be balanced later; until then popular ones are taken to be anywhere.
+    balanced = search.row_ranges == "balanced"
+    spread = tuple(replace(table, places=None) if balanced else table for table in tables)
     candidates = [
         better_mode(
             Decision(
-                tables=tuple(tables),
+                tables=spread,
                 batch=batch,
                 cluster=cluster,
                 groups=groups,
@@ -185,32 +205,41 @@ def _decide_for(
     ]
     least = min(decision.seconds for decision in candidates)
     close = [decision for decision in candidates if decision.seconds <= CLOSE * least]
-    polished = {d.systems + d.owners: d for d in (polish(plain, allowed) for plain in close)}
+    polished = {(d.systems, d.owners): d for d in (polish(plain, allowed) for plain in close)}
     best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
-    return min((finish(plain, search) for plain in best), key=lambda decision: decision.seconds)
+    placed = [replace(plain, tables=tuple(tables)) for plain in best]
+    return min((finish(plain, search) for plain in placed), key=lambda decision: decision.seconds)
 
 
 def _possible(
     allowed: list[list[str]],
     tables: Sequence[TableLoad],
+    batch: int,
     groups: Groups,
     on_host: Sequence[bool],
 ) -> list[list[str]]:
     """Returns the shardings of each table that the ranks of a group can have.
 
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
-    2D no table is data-parallel, and gradients are shared of fused tables only.
+    2D no table is data-parallel, and gradients are shared of fused tables only.  A stock
+    sharding is not looked at where a fused one does the same with fewer collectives and bytes, nor
+    are owners that would send more rows than travel without them.
     """
     left = []
     for table, given, host in zip(tables, allowed, on_host, strict=True):
         can = set(given)
         if host:
-            can -= {"table_wise", "data_parallel"}
+            can -= {"table_wise", "data_parallel", *OWNER_POOLED}
         if table.dim % (4 * groups.size):
             can.discard("column_wise")
+        if not column_splits(table.dim, groups.size):
+            can.discard(FUSED_COLUMN_WISE)
         if groups.number > 1:
             can.discard("data_parallel")
-            can &= {FUSED} if groups.sync == "gradients" else can
+            can &= set(FUSED_TYPES) if groups.sync == "gradients" else can
+        can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
+        if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
+            can -= set(OWNER_POOLED)
         if not can:
             raise NoRoomError(
                 f"table {table.name!r} with {table.dim} columns cannot be "

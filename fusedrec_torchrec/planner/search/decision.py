@@ -26,7 +26,7 @@ from fusedrec_torchrec.planner.cost.step import (
     with_sync,
 )
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 
 __all__ = ["Decision"]
 
@@ -44,8 +44,9 @@ class Decision:
         groups: of ranks.
         layout: where the ranks of a group are, as in ``GridOptions``.
         systems: sharding of each table.
-        owners: rank of each table that is table-wise.
-        ranges: of each fused table, where each rank's rows begin; None if split evenly.
+        owners: ranks of each table that have all of its rows: one if it is whole, several that
+            share its columns; none if it is split or replicated in another way.
+        ranges: of each table with fused rows, where each rank's begin; None if split evenly.
         on_host: tables in host memory.
         hot: ids of the hot rows by table.
         hot_every: steps from one sync of hot rows to the next.
@@ -58,7 +59,7 @@ class Decision:
     cluster: ClusterConfig
     groups: Groups
     systems: tuple[str, ...]
-    owners: tuple[int, ...]
+    owners: tuple[tuple[int, ...], ...]
     layout: str = "replicas_adjacent"
     ranges: tuple[NDArray[np.int64], ...] | None = None
     on_host: tuple[bool, ...] = ()
@@ -76,17 +77,26 @@ class Decision:
         """Returns the numbers of the tables with this sharding."""
         return [t for t, other in enumerate(self.systems) if other == system]
 
+    @cached_property
+    def fused_places(self) -> list[int]:
+        """Numbers of the tables that are fused, in whatever way."""
+        return [t for t, system in enumerate(self.systems) if system in FUSED_TYPES]
+
     def fused_ranges(self) -> list[NDArray[np.int64]] | None:
         """Returns the ranges of the fused tables; None if rows are split evenly."""
         if self.ranges is None:
             return None
-        return [self.ranges[t] for t in self.places_of(FUSED)]
+        return [self.ranges[t] for t in self.fused_places]
+
+    def fused_owners(self) -> list[tuple[int, ...]]:
+        """Returns the owners of the fused tables that pool them."""
+        return [self.owners[t] for t in self.fused_places]
 
     def hot_use(self) -> HotUse | None:
         """Returns the hot rows of the fused tables; None if there are none."""
         if not self.hot:
             return None
-        ids = [self.hot.get(self.tables[t].name, NO_ROWS) for t in self.places_of(FUSED)]
+        ids = [self.hot.get(self.tables[t].name, NO_ROWS) for t in self.fused_places]
         return HotUse(np.array([len(rows) for rows in ids]), self.hot_every, ids)
 
     def fused_step(self, tables: Sequence[TableLoad], hot: HotUse | None) -> Step:
@@ -99,17 +109,20 @@ class Decision:
             exact_counts=self.exact_counts,
             hot=hot,
             codecs=self.codecs,
-            on_host=[self.on_host[t] for t in self.places_of(FUSED)],
+            on_host=[self.on_host[t] for t in self.fused_places],
+            owners=self.fused_owners(),
         )
 
     @cached_property
     def places_of_steps(self) -> list[list[int]]:
-        """Numbers of the tables of each step: of one sharding, stock bags and sequences apart."""
-        places = []
+        """Numbers of the tables of each step: all fused ones, and those of each stock sharding.
+
+        Bags and sequences of stock shardings are apart.
+        """
+        places = [self.fused_places] if self.fused_places else []
         for system in dict.fromkeys(self.systems):
             same = self.places_of(system)
-            if system == FUSED:
-                places.append(same)
+            if system in FUSED_TYPES:
                 continue
             pooled = [t for t in same if self.tables[t].pooled]
             sequences = [t for t in same if not self.tables[t].pooled]
@@ -120,29 +133,25 @@ class Decision:
     def steps(self) -> list[Step]:
         """Returns a step of every sharding that is in use."""
         return [
-            self._fused_step() if self.systems[places[0]] == FUSED else self._stock_step(places)
+            self._fused_step() if places == self.fused_places else self._stock_step(places)
             for places in self.places_of_steps
         ]
 
     def _fused_step(self) -> Step:
-        tables = [self.tables[t] for t in self.places_of(FUSED)]
+        tables = [self.tables[t] for t in self.fused_places]
         step = self.fused_step(tables, self.hot_use())
-        return with_sync(step, tables, self.batch, self.groups, self.fused_ranges())
+        ranges, owners = self.fused_ranges(), self.fused_owners()
+        return with_sync(step, tables, self.batch, self.groups, ranges, owners)
 
     def _stock_step(self, places: Sequence[int]) -> Step:
         system = self.systems[places[0]]
         tables = [self.tables[t] for t in places]
         owners = [self.owners[t] for t in places]
+        of_whole = [own[0] for own in owners if own] or None
         on_host = [self.on_host[t] for t in places]
         size = self.groups.size
-        step = stock_step(system, tables, self.batch, size, owners, on_host)
-        ranges = None
-        if system == "table_wise":
-            ranges = [
-                np.where(np.arange(size + 1) > owner, table.rows, 0)
-                for table, owner in zip(tables, owners, strict=True)
-            ]
-        return with_sync(step, tables, self.batch, self.groups, ranges)
+        step = stock_step(system, tables, self.batch, size, of_whole, on_host)
+        return with_sync(step, tables, self.batch, self.groups, owners=owners)
 
     def alone(self, t: int) -> "Decision":
         """Returns what was decided for one table, as if there were no other."""
@@ -169,7 +178,7 @@ class Decision:
 
     def placement(self, t: int) -> Placement:
         """Returns where a table is."""
-        ranges = self.ranges[t] if self.ranges and self.systems[t] == FUSED else None
+        ranges = self.ranges[t] if self.ranges is not None and self.systems[t] == FUSED else None
         return Placement(self.systems[t], self.owners[t], ranges)
 
     @cached_property
@@ -181,9 +190,10 @@ class Decision:
             on_device = 0.0 if self.on_host[t] else 1.0
             used += on_device * table_bytes_W(table, self.placement(t), ranks)
             used += buffer_bytes(table, self.systems[t], self.batch, ranks)
-            if self.systems[t] == "table_wise":
-                used[self.owners[t]] += owner_bytes(table, self.batch, ranks)
-        fused = [self.tables[t] for t in self.places_of(FUSED)]
+            own, system = self.owners[t], self.systems[t]
+            if own:
+                used[list(own)] += owner_bytes(table, self.batch, ranks, system, len(own))
+        fused = [self.tables[t] for t in self.fused_places]
         return used + replica_bytes(fused, self.hot_use())
 
     @property

@@ -11,8 +11,9 @@ import numpy as np
 from fusedrec_torchrec.planner.cost.cluster import GB, MB
 from fusedrec_torchrec.planner.cost.row_ranges import balanced_ranges
 from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse
-from fusedrec_torchrec.planner.search.assign import ALL_RANKS, MANY_STARTS
+from fusedrec_torchrec.planner.search.assign import MANY_STARTS
 from fusedrec_torchrec.planner.search.decision import Decision
+from fusedrec_torchrec.planner.search.owners import neighbours
 from fusedrec_torchrec.planner.search.replicate import Ranking, rows_to_replicate, thresholds
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -31,15 +32,14 @@ def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
     if len(plain.tables) > MANY_STARTS:
         return plain
     best = plain
-    ranks = range(plain.groups.size)
     improved = True
     while improved:
         improved = False
         for t, options in enumerate(allowed):
             for system in options:
-                for owner in ranks if system == "table_wise" and len(ranks) <= ALL_RANKS else [0]:
+                for own in neighbours(system, best.tables[t], best.groups.size):
                     systems = (*best.systems[:t], system, *best.systems[t + 1 :])
-                    owners = (*best.owners[:t], owner, *best.owners[t + 1 :])
+                    owners = (*best.owners[:t], own, *best.owners[t + 1 :])
                     moved = replace(best, systems=systems, owners=owners)
                     if moved.seconds < best.seconds * (1 - 1e-6) and moved.fits:
                         best, improved = moved, True
@@ -48,12 +48,13 @@ def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
 
 def finish(plain: Decision, search: SearchConfig) -> Decision:
     """Returns the plan with everything decided about its fused tables."""
-    if FUSED not in plain.systems:
+    if not plain.fused_places:
         return plain
     best = better_mode(plain, search)
-    if search.row_ranges == "balanced":
+    by_rows = FUSED in plain.systems
+    if by_rows and search.row_ranges == "balanced":
         best = _better_ranges(best)
-    if plain.groups.number == 1 and search.hot.memory:
+    if by_rows and plain.groups.number == 1 and search.hot.memory:
         best = _better_hot(best, search)
     return _better_codecs(better_mode(best, search), search)
 
@@ -70,9 +71,15 @@ def _with_ranges(decision: Decision, evenness: float) -> Decision:
     """Returns the plan with ranges of equal load, as far as ``evenness`` leaves room for it."""
     places = decision.places_of(FUSED)
     fused = [decision.tables[t] for t in places]
-    ranges = balanced_ranges(
-        fused, decision.batch, decision.groups.size, decision.hot_use(), evenness
-    )
+    hot = decision.hot_use()
+    if hot is not None:  # of the tables that are split by rows
+        mine = [decision.fused_places.index(t) for t in places]
+        hot = HotUse(hot.rows_T[mine], hot.sync_every, [hot.of(t) for t in mine])
+    load_W = np.zeros(decision.groups.size)  # of whole tables, which rows can make up for
+    for table, own in zip(decision.tables, decision.owners, strict=True):
+        if own and table.pooled:
+            load_W[list(own)] += table.distinct_bags(decision.batch).bags * table.dim / len(own)
+    ranges = balanced_ranges(fused, decision.batch, decision.groups.size, hot, evenness, load_W)
     by_table = dict(zip(places, ranges, strict=True))
     full = tuple(by_table.get(t, NO_ROWS) for t in range(len(decision.tables)))
     return replace(decision, ranges=full)
@@ -104,7 +111,7 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     # How many rows: as if they were spread evenly; where they are comes after.
     spread = tuple(replace(table, places=None) for table in cold.tables)
     flat = replace(cold, tables=spread, ranges=None)
-    fused = [spread[t] for t in cold.places_of(FUSED)]
+    fused = [spread[t] for t in cold.fused_places]
     names = [table.name for table in fused]
 
     def seconds(rows: int) -> float:

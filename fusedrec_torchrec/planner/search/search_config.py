@@ -8,7 +8,7 @@ from fusedrec_torchrec.codecs.options import CodecOptions, Codecs, NarrowType
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.exchange.options import InputDist
 from fusedrec_torchrec.sharding.grid_options import GridSync
-from fusedrec_torchrec.sharding.sharding_type import Sharding
+from fusedrec_torchrec.sharding.sharding_type import SHARDINGS, Sharding
 
 __all__ = ["GroupsConfig", "HotSearchConfig", "SearchConfig"]
 
@@ -56,7 +56,8 @@ class SearchConfig:
     """Says what the planner may decide.
 
     Attributes:
-        systems: Shardings to choose from. data_parallel has a dense optimizer of its own.
+        systems: Shardings to choose from. data_parallel has a dense optimizer of its own;
+            table_wise and column_wise are for tables that cannot be fused in the same way.
         tables: Shardings of single tables, by table name.
         row_ranges: Rows of fused tables: ranges of equal load, where an access profile tells it, or
             of equal length.
@@ -68,7 +69,7 @@ class SearchConfig:
     """
 
     systems: list[Sharding] = Field(
-        default=["fused_row_wise", "table_wise", "row_wise", "column_wise"], min_length=1
+        default=[s for s in SHARDINGS if s != "data_parallel"], min_length=1
     )
     tables: dict[str, list[Sharding]] = Field(default={})
     row_ranges: Literal["balanced", "even"] = "balanced"

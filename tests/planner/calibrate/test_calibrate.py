@@ -23,6 +23,7 @@ from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, Ra
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.topology import topology_of
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TABLE_WISE
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
@@ -56,7 +57,17 @@ def known_cluster() -> ClusterConfig:
         hidden=0.5,
         within_node=LinkConfig(all_to_all=3.0, all_reduce=3.0, latency=40.0),
         between_nodes=LinkConfig(all_to_all=3.0, all_reduce=3.0, latency=40.0),
-        fused=RatesConfig(step=700.0, table=3.0, ids=20.0, lookup=4.0, pooling=6.0, hot=50.0),
+        fused=RatesConfig(
+            step=700.0,
+            table=3.0,
+            bucket=200.0,
+            ids=20.0,
+            lookup=4.0,
+            pooling=6.0,
+            hot=50.0,
+            bag_ids=40.0,
+            bag_lookup=9.0,
+        ),
         stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0, hot=1e6),
     )
 
@@ -86,6 +97,9 @@ def curve_of(cluster: ClusterConfig) -> list[tuple[float, float]]:
 def test_rates_are_found_again() -> None:
     cluster = known_cluster()
     measured = steps_of(cluster, (*module.SHAPES, *module.HOT_SHAPES))
+    for system, shape in module.OWNED_SHAPES:
+        step = module.predicted(system, shape, 4)
+        measured.append(Timed(step, step.seconds(cluster)))
     link = LinkConfig(all_reduce=3.0)  # all-reduces are known by their own curve
     begin = ClusterConfig(ranks=4, within_node=link, between_nodes=link)
     found = fit(begin, curve_of(cluster), measured)
@@ -101,6 +115,9 @@ def test_rates_are_found_again() -> None:
     # The latency of a sync that is half hidden goes to its bytes.
     assert found.hidden == pytest.approx(0.5, abs=0.1)
     assert found.fused.hot == pytest.approx(50.0, rel=0.25)
+    for name in ("bucket", "bag_ids", "bag_lookup"):
+        wanted = getattr(cluster.fused, name)
+        assert getattr(found.fused, name) == pytest.approx(wanted, rel=0.1), name
 
 
 def test_links_are_found_with_rates_that_are_known() -> None:
@@ -130,6 +147,8 @@ def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHAPES", shapes)
         patch.setattr(module, "HOT_SHAPES", (dataclasses.replace(shapes[-1], hot=60),))
+        owned = tuple((system, shapes[-1]) for system in (FUSED_TABLE_WISE, module.MIXED))
+        patch.setattr(module, "OWNED_SHAPES", owned)
         patch.setattr(module, "COLLECTIVE_SIZES", [1 << 10, 1 << 14])
         patch.setattr(module, "REPEATS", 2)
         ranks = dist.get_world_size()
@@ -146,7 +165,7 @@ def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
         for batch, pooling in ((16, 1.0), (64, 1.0), (64, 3.0))
     )
     first, second = cluster_2.run(calibrated, shapes)
-    assert first == second and first["steps"] == 13
+    assert first == second and first["steps"] == 15
     found = from_mapping(ClusterConfig, yaml.safe_load(first["yaml"]))
     assert (found.name, found.device, found.ranks, found.ranks_per_node) == ("here", "cpu", 2, 2)
     assert found.within_node.latency >= 0 and found.memory > 0.1

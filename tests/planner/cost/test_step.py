@@ -187,14 +187,14 @@ def test_half_precision_is_half_the_lookup() -> None:
 def test_memory_by_hand() -> None:
     a, b = two_tables()
     on = {
-        name: table_bytes_W(b, Placement(name, 1), 2).tolist()
+        name: table_bytes_W(b, Placement(name, (1,)), 2).tolist()
         for name in ("fused_row_wise", "table_wise", "column_wise", "data_parallel")
     }
     assert on["fused_row_wise"] == [500 * 68, 500 * 68]
     assert on["table_wise"] == [0, 1000 * 68] and on["data_parallel"] == [1000 * 68] * 2
     assert on["column_wise"] == [1000 * (8 * 4 + 4)] * 2  # each half has a state of its own
     ranges = np.array([0, 100, 1000])
-    uneven = table_bytes_W(b, Placement("fused_row_wise", 0, ranges), 2)
+    uneven = table_bytes_W(b, Placement("fused_row_wise", (), ranges), 2)
     assert uneven.tolist() == [100 * 68, 900 * 68]
     output = 4 * 16 * 4
     unique = b.unique(4)

@@ -6,7 +6,7 @@ import pytest
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import Groups, fused_step, stock_step, with_sync
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.assign import Prices
+from fusedrec_torchrec.planner.search.prices import LOADS, Prices
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 from tests.planner.search.test_decide import BATCH, table
 
@@ -48,11 +48,11 @@ def test_stock_prices_add_up(system: str) -> None:
 @pytest.mark.parametrize("owners", [[0, 1, 2, 3], [0, 0, 1, 1], [2, 2, 2, 2]])
 def test_prices_of_whole_tables(owners: list[int]) -> None:
     of = prices()
-    loads = np.zeros((4, 4))
+    loads = np.zeros((LOADS, 4))
     for t, owner in enumerate(owners):
-        loads[:, owner] += of.loads_KT[:, t]
+        loads[:, owner] += of.load_of("table_wise", t, 1)
     total = of.of_use["table_wise"] + of.of_tables["table_wise"].sum()
-    total += of.of_whole_tables(loads)
+    total += of.of_owned("table_wise", loads)
     wanted = stock_step("table_wise", tables(), BATCH, 4, owners).seconds(CLUSTER)
     assert total == pytest.approx(wanted)
 

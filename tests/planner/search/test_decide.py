@@ -21,7 +21,7 @@ from fusedrec_torchrec.planner.search.search_config import (
     HotSearchConfig,
     SearchConfig,
 )
-from fusedrec_torchrec.sharding.sharding_type import FUSED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, FUSED_TABLE_WISE
 
 BATCH = 512
 NEAR = 1.02  # of the optimum
@@ -102,13 +102,22 @@ def random_problem(seed: int) -> tuple[list[TableLoad], ClusterConfig]:
 
 
 def all_plans(tables: list[TableLoad], cluster: ClusterConfig) -> Iterator[Decision]:
-    """Every way to shard every table, ids by both input dists; rows split evenly."""
+    """Every way to shard every table, ids by both input dists; rows split evenly.
+
+    Owners do not pool where that would send more rows.
+    """
     ranks = cluster.ranks
     options = []
     for load in tables:
-        ways = [(FUSED, 0), ("row_wise", 0), *(("table_wise", rank) for rank in range(ranks))]
-        if load.dim % (4 * ranks) == 0:
-            ways.append(("column_wise", 0))
+        ways: list[tuple[str, tuple[int, ...]]] = [(FUSED, ()), ("row_wise", ())]
+        whole: list[tuple[str, tuple[int, ...]]] = [
+            (FUSED_TABLE_WISE, (rank,)) for rank in range(ranks)
+        ]
+        ways += whole if load.has_fewer_bags(BATCH) else []
+        splits = [n for n in (2, ranks) if load.dim % (4 * n) == 0]
+        for split in splits if load.has_fewer_bags(BATCH) else ():
+            starts = range(0, ranks - split + 1, 1 if ranks < 4 else 2)
+            ways += [(FUSED_COLUMN_WISE, tuple(range(r, r + split))) for r in starts]
         options.append(ways)
     groups, _ = groups_of(cluster, GroupsConfig())[0]
     for chosen in itertools.product(*options):
@@ -208,7 +217,7 @@ def test_groups_are_near_the_optimum() -> None:
 def test_pooling_at_the_owner_wins_for_bags_of_ids_that_differ() -> None:
     """The distinct rows of long bags are many more than bags, unless the same come again."""
     tables = [table(f"t{t}", 10**6, pooling=50.0) for t in range(4)]
-    assert set(decide(tables, BATCH, quick(2)).systems) == {"table_wise"}
+    assert set(decide(tables, BATCH, quick(2)).systems) <= {FUSED_TABLE_WISE, FUSED_COLUMN_WISE}
     again = [table(f"t{t}", 100, pooling=50.0) for t in range(4)]
     assert set(decide(again, BATCH, quick(2)).systems) == {FUSED}
 
@@ -217,9 +226,16 @@ def test_tables_that_stay_out_do_not_pay_twice() -> None:
     """A second kind of exchange has a price of its own."""
     tables = [*(table(f"t{t}", 500) for t in range(9)), table("long", 10**6, pooling=50.0)]
     cluster = quick(2)
-    assert decide(tables, BATCH, cluster).systems[-1] != FUSED
+    search = SearchConfig(systems=["fused_row_wise", "table_wise", "row_wise", "column_wise"])
+    assert decide(tables, BATCH, cluster, search).systems[-1] != FUSED
     dear = replace(cluster, stock=RatesConfig(step=1e6, table=0.0))
-    assert set(decide(tables, BATCH, dear).systems) == {FUSED}
+    assert set(decide(tables, BATCH, dear, search).systems) == {FUSED}
+    # All fused tables are one exchange, but owners that pool ask FBGEMM once more.
+    systems = decide(tables, BATCH, dear).systems
+    assert set(systems[:-1]) == {FUSED} and systems[-1] in (FUSED_TABLE_WISE, FUSED_COLUMN_WISE)
+    dear = replace(cluster, fused=RatesConfig(step=0.0, table=0.0, bucket=1e6))
+    systems = decide(tables, BATCH, dear).systems
+    assert set(systems[:-1]) == {FUSED} and systems[-1] in (FUSED, "row_wise")
 
 
 def test_ids_travel_as_is_cheaper() -> None:
@@ -322,11 +338,12 @@ def test_whole_tables_go_where_there_is_room() -> None:
     size = tables[0].size / 1e9
     search = SearchConfig(systems=["table_wise"])
     found = decide(tables, BATCH, quick(2, memory=2.5 * size), search)
-    assert sorted(found.owners) == [0, 0, 1, 1]
+    assert sorted(found.owners) == [(0,), (0,), (1,), (1,)]
     assert found.memory_W.max() <= 2.5 * size * 1e9
     alone = decide(tables[:1], BATCH, quick(2, memory=2.5 * size), search)
     bags = BATCH * tables[0].dim * 4
-    owner, other = alone.memory_W[alone.owners[0]], alone.memory_W[1 - alone.owners[0]]
+    ((rank,),) = alone.owners
+    owner, other = alone.memory_W[rank], alone.memory_W[1 - rank]
     # Only the owner has ids and bags of both ranks, and their gradients.
     assert other == 2 * bags
     assert owner == tables[0].size + 2 * bags + 2 * (tables[0].ids(BATCH) * 24 + 2 * bags)

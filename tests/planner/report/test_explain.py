@@ -1,0 +1,33 @@
+"""Why a table is pooled where it is, in words."""
+
+import pytest
+
+from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
+from fusedrec_torchrec.planner.search.decide import decide
+from fusedrec_torchrec.planner.search.search_config import SearchConfig
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+)
+from tests.planner.cost.test_owners import ZIPF, repeated
+from tests.planner.search.test_decide import quick, table
+
+
+def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = [
+        table("one hot", 10**6, zipf=ZIPF),
+        repeated("again", 100, 20.0),
+        table("few rows", 50, pooling=20.0),
+        table("s", 1000, pooling=3.0, pooled=False),
+    ]
+    search = SearchConfig()
+    explanation = Explanation(decide(tables, 1024, quick(2), search), search)
+    print_explanation(explanation)
+    text = capsys.readouterr().out
+    assert "100 distinct bags are fewer than" in text and "25.0 KiB of rows" in text
+    assert "50 distinct rows are no more than 1,024 distinct bags" in text
+    assert "a sequence" in text and "all fused_row_wise" in text
+    assert explanation.price(3, FUSED_TABLE_WISE) is None
+    assert explanation.price(0, FUSED_COLUMN_WISE) is not None
+    tight = decide(tables[1:2], 64, quick(2, memory=0.7 * tables[1].size / 1e9))
+    assert Explanation(tight, search).why(0)

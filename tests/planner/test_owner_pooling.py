@@ -1,0 +1,178 @@
+"""Models whose tables owners pool, as ``FusedShardingPlanner`` plans them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+import fusedrec_torchrec as fr
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.bag_counts import CountedBags
+from fusedrec_torchrec.sharding.plan_file import (
+    plan_file_of,
+    read_plan,
+    sharding_plan_of,
+    write_plan,
+)
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    OWNER_POOLED,
+)
+from tests.planner.search.test_decide import quick
+from tests.planner.test_planner import Model, only, planner, types
+
+
+def bags(dim: int = 64, **rows: int) -> nn.Module:
+    model = nn.Module()
+    model.bags = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name=n, num_embeddings=r, embedding_dim=dim, feature_names=[n])
+            for n, r in rows.items()
+        ],
+        device=torch.device("meta"),
+    )
+    return model
+
+
+def pooling(**factors: float) -> dict[str, ParameterConstraints]:
+    return {name: ParameterConstraints(pooling_factors=[f]) for name, f in factors.items()}
+
+
+def test_without_a_cluster_bags_and_rows_decide() -> None:
+    model = bags(one=10**6, long=10**6, few=50, two=10**4)
+    constraints = pooling(long=20.0, few=20.0, two=2.0)
+    one = planner(constraints=constraints, batch_size=4096)
+    found = types(one.plan(model, fr.fused_sharders()))
+    assert found["one"] == found["few"] == found["two"] == FUSED
+    assert found["long"] in OWNER_POOLED
+
+
+def test_without_a_cluster_load_is_balanced() -> None:
+    names = [f"t{t}" for t in range(8)]
+    model = bags(**dict.fromkeys(names, 10**6))
+    constraints = pooling(**dict.fromkeys(names, 20.0))
+    plan: Any = planner(4, constraints=constraints).plan(model, fr.fused_sharders()).plan["bags"]
+    load = np.zeros(4)
+    for entry in plan.values():
+        assert entry.sharding_type in OWNER_POOLED
+        load[entry.ranks] += 1 / len(entry.ranks)
+    assert load.tolist() == [2.0] * 4
+    alone: Any = planner(4, constraints=pooling(t=20.0)).plan(bags(t=10**6), fr.fused_sharders())
+    entry = alone.plan["bags"]["t"]
+    assert entry.sharding_type == FUSED_COLUMN_WISE and sorted(entry.ranks) == [0, 1, 2, 3]
+    assert [shard.shard_sizes for shard in entry.sharding_spec.shards] == [[10**6, 16]] * 4
+
+
+def test_without_a_cluster_a_table_goes_where_it_fits() -> None:
+    size = 10**6 * 64 * 4
+    topology = Topology(world_size=2, local_world_size=2, compute_device="cpu", ddr_cap=size)
+    one = fr.FusedShardingPlanner(topology, 64, constraints=pooling(t=20.0))
+    entry = one.plan(bags(t=10**6), fr.fused_sharders()).plan["bags"]["t"]
+    assert entry.sharding_type in (FUSED_COLUMN_WISE, FUSED)
+    assert max(s.shard_sizes[0] * s.shard_sizes[1] for s in entry.sharding_spec.shards) * 4 < size
+
+
+def test_columns_of_a_table_are_on_different_ranks_even_if_not_on_all() -> None:
+    constraints = only(t=FUSED_COLUMN_WISE)
+    plan: Any = planner(3, constraints=constraints).plan(bags(t=100), fr.fused_sharders())
+    entry = plan.plan["bags"]["t"]
+    assert len(entry.ranks) == len(set(entry.ranks)) == 2
+    placed = [shard.placement.rank() for shard in entry.sharding_spec.shards]
+    assert placed == entry.ranks
+
+
+@pytest.mark.parametrize("sharding", OWNER_POOLED)
+def test_owners_are_asked_for_by_constraints(sharding: str) -> None:
+    names = ("a", "b", "c")
+    constraints = only(**dict.fromkeys(names, sharding), s=FUSED)
+    found = types(planner(constraints=constraints).plan(Model(), fr.fused_sharders()))
+    assert {found[name] for name in names} == {sharding}
+    cluster = quick(2)
+    one = fr.FusedShardingPlanner(batch_size=64, cluster=cluster, constraints=constraints)
+    assert types(one.plan(Model(), fr.fused_sharders())) == found
+    with pytest.raises(RuntimeError, match="No available sharding type"):
+        planner(constraints=only(s=sharding)).plan(Model(), fr.fused_sharders())
+
+
+def test_hot_rows_and_processed_features_stay_with_requesters() -> None:
+    constraints = pooling(t=20.0)
+    hot = fr.fused_sharders(hot=fr.HotOptions(tables={"t": fr.HotRule(top_k=5)}))
+    assert types(planner(constraints=constraints).plan(bags(t=10**6), hot))["t"] not in OWNER_POOLED
+    one = fr.FusedShardingPlanner(batch_size=512, cluster=quick(2), constraints=constraints)
+    assert types(one.plan(bags(t=10**6), hot))["t"] not in OWNER_POOLED
+    assert types(one.plan(bags(t=10**6), fr.fused_sharders()))["t"] in OWNER_POOLED
+    model = nn.Module()
+    collection = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name="t", num_embeddings=10**6, embedding_dim=64, feature_names=["t"]
+            )
+        ],
+        is_weighted=True,
+        device=torch.device("meta"),
+    )
+    model.processed = FeatureProcessedEmbeddingBagCollection(
+        collection, PositionWeightedModuleCollection({"t": 100})
+    )
+    assert types(one.plan(model, fr.fused_sharders()))["t"] not in OWNER_POOLED
+    plan = planner(constraints=constraints).plan(model, fr.fused_sharders())
+    assert types(plan)["t"] not in OWNER_POOLED
+
+
+def test_a_profile_tells_bags_that_repeat() -> None:
+    model, rows = bags(t=10_000), 10_000
+    counts = np.full(rows, 3, np.int64)
+    sizes = np.array([64, 256, 1024], np.int64)
+    profile = AccessProfile(
+        table_rows={"t": rows},
+        samples=10_000,
+        accesses={"t": 3 * rows},
+        ids={"t": np.arange(rows)},
+        counts={"t": counts},
+        error=0,
+        counters=1 << 20,
+    )
+    one = fr.FusedShardingPlanner(batch_size=1024, cluster=quick(2), profile=profile)
+    one.plan(model, fr.fused_sharders())
+    assert one.decision is not None
+    (load,) = one.decision.tables
+    assert load.distinct_bags(1024).bags == pytest.approx(1024)  # by chance
+    distinct = np.minimum(sizes, 50)
+    counted = CountedBags(sizes, np.ones(3, np.int64), distinct, 3 * distinct, 1344, 1344, 4032)
+    knows = fr.FusedShardingPlanner(
+        batch_size=1024, cluster=quick(2), profile=replace(profile, bags={"t": counted})
+    )
+    knows.plan(model, fr.fused_sharders())
+    assert knows.decision is not None
+    (load,) = knows.decision.tables
+    assert load.distinct_bags(1024).bags == pytest.approx(50)
+    assert knows.decision.systems[0] in OWNER_POOLED
+
+
+def test_a_plan_file_is_the_plan(tmp_path: Path) -> None:
+    model, sharders = bags(one=10**5, long=10**6, wide=10**6), fr.fused_sharders()
+    constraints = pooling(long=20.0, wide=20.0) | {
+        "wide": ParameterConstraints(
+            pooling_factors=[20.0], sharding_types=["fused_column_wise"]
+        )
+    }  # fmt: skip
+    one = fr.FusedShardingPlanner(batch_size=512, cluster=quick(4), constraints=constraints)
+    plan = one.plan(model, sharders)
+    assert types(plan)["one"] == FUSED and types(plan)["wide"] == FUSED_COLUMN_WISE
+    write_plan(tmp_path / "plan.yaml", *plan_file_of(plan, 4, 4, "cpu"))
+    assert sharding_plan_of(*read_plan(tmp_path / "plan.yaml"), model, sharders) == plan
+    options = {option.name: option for option in one.get_selected_options()}
+    assert one.decision is not None
+    assert sum(s.perf.total for o in options.values() for s in o.shards if s.perf) > 0
+    for name, entry in plan.plan["bags"].items():
+        assert [shard.rank for shard in options[name].shards] == entry.ranks
