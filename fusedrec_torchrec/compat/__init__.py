@@ -19,6 +19,7 @@
 ``communication_hooks``  the hooks of DistributedDataParallel
 ``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
+``table_shards``        tables that lie whole on a rank, or by columns on several
 ``planner_stats``       abbreviations in TorchRec's planner statistics
 ``model_trackers``      TorchRec's model trackers, which are refused
 ``stock_planner``       whether TorchRec's own planner asks

@@ -207,6 +207,6 @@ def _check_plan(plan: ShardingPlan, grid: GridOptions) -> None:
     if stock and grid.sync == "gradients":
         raise ValueError(
             f"sync is 'gradients', but tables {', '.join(stock)} are not fused: FBGEMM updates "
-            "them in backward, before gradients can be shared; shard them fused_row_wise or in "
-            "another fused way, or use sync 'weights'"
+            "them in backward, before gradients can be shared; shard them as one of "
+            f"{', '.join(FUSED_TYPES)}, or use sync 'weights'"
         )

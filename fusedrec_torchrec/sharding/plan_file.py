@@ -70,7 +70,7 @@ class TablePlan:
     Attributes:
         rows: of the table.
         columns: of the table.
-        sharding: a sharding type of this package or of TorchRec.
+        sharding: a fused sharding type, or one of TorchRec.
         kernel: compute kernel of TorchRec.
         ranks: ranks that have shards, in the order of the shards; all ranks if none.
         rows_per_rank: rows of each shard, if shards are rows.
