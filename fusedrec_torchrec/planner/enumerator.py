@@ -4,7 +4,7 @@ TorchRec's enumerator raises on sharding types it does not know.  To it, a fused
 one whose shards look the same; it gets its own name as soon as the options are made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from torch import nn
@@ -13,7 +13,7 @@ from torchrec.distributed.planner.types import PartitionByType, Perf, Shard, Sha
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from fusedrec_torchrec.exchange.buckets import kernels_of
-from fusedrec_torchrec.planner.cost.fusing import fusing_pays, owner_pools
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays, who_pools
 from fusedrec_torchrec.planner.fit_tables import unfit_tables, unowned_tables
 from fusedrec_torchrec.planner.option_load import option_load
 from fusedrec_torchrec.sharding.plan_entries import owner_shards
@@ -61,9 +61,28 @@ class FusedEnumerator(EmbeddingEnumerator):
         tables: dict[tuple[str, str], list[ShardingOption]] = {}
         for option in options:
             tables.setdefault((option.path, option.name), []).append(option)
-        return [option for same in tables.values() for option in self._sensible(same)]
+        owned = self._owned(tables)
+        return [
+            option for key, same in tables.items() for option in self._sensible(same, key in owned)
+        ]
 
-    def _sensible(self, options: Sequence[ShardingOption]) -> list[ShardingOption]:
+    def _owned(
+        self, tables: Mapping[tuple[str, str], Sequence[ShardingOption]]
+    ) -> set[tuple[str, str]]:
+        """Returns the tables whose owners had better pool."""
+        can = {
+            key: option_load(options[0], self._constraints)
+            for key, options in tables.items()
+            if any(option.sharding_type in OWNER_POOLED for option in options)
+        }
+        owned: set[tuple[str, str]] = set()
+        for path in dict.fromkeys(path for path, _ in can):
+            keys = [key for key in can if key[0] == path]
+            pooled = who_pools([can[key] for key in keys], batch=1)
+            owned |= {key for key, is_owned in zip(keys, pooled, strict=True) if is_owned}
+        return owned
+
+    def _sensible(self, options: Sequence[ShardingOption], owned: bool) -> list[ShardingOption]:
         """Returns the options of a table that are worth a thought; the only choice always is."""
         load = option_load(options[0], self._constraints)
         if not any(option.sharding_type in OWNER_POOLED for option in options):
@@ -71,7 +90,6 @@ class FusedEnumerator(EmbeddingEnumerator):
             asked = mine is not None and mine.sharding_types == [FUSED]
             pays = asked or fusing_pays(load, batch=1)
             return [option for option in options if pays or not is_fused(option)]
-        owned = owner_pools(load, batch=1)
         best = [o for o in options if is_fused(o) and (o.sharding_type in OWNER_POOLED) == owned]
         least = min((option.total_perf for option in best), default=0.0)
         for option in options:

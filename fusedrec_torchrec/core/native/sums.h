@@ -48,17 +48,30 @@ struct Bags {
         stride(matrix.stride(0)),
         dim(dim) {}
 
-  // Visits bags in order, without a division for each.
+  // Goes from bag to bag, without a division for each.
+  struct Cursor {
+    const Bags& bags;
+    int64_t slot;
+    float* line;
+
+    INLINED Cursor(const Bags& bags, int64_t bag)
+        : bags(bags), slot(bag % bags.width), line(bags.base + bag / bags.width * bags.stride) {}
+
+    INLINED float* operator*() const { return line + slot * bags.dim; }
+
+    INLINED void next() {
+      if (++slot == bags.width) {
+        slot = 0;
+        line += bags.stride;
+      }
+    }
+  };
+
   template <typename Visit>
   INLINED void each(int64_t first, int64_t end, Visit visit) const {
-    int64_t slot = first % width;
-    float* line = base + first / width * stride;
-    for (int64_t b = first; b < end; ++b) {
-      visit(b, line + slot * dim);
-      if (++slot == width) {
-        slot = 0;
-        line += stride;
-      }
+    Cursor cursor(*this, first);
+    for (int64_t b = first; b < end; ++b, cursor.next()) {
+      visit(b, *cursor);
     }
   }
 };
@@ -235,8 +248,14 @@ void bag_sums(const Tensor& flat, const std::optional<Tensor>& addresses, int64_
 FOR_THIS_CPU void sum_rows(Bags bags, Ids ids, Rows rows, int64_t num_rows, int64_t first_column,
                            int64_t width, float scale) {
   std::vector<char> seen(num_rows, 0);
+  // Bags that do not fill a line are not asked for ahead by the hardware.
+  Bags::Cursor ahead(bags, std::min(kAhead, bags.count));
   bags.each(0, bags.count, [&](int64_t b, const float* bag) INLINED {
     bag += first_column;
+    if (b + kAhead < bags.count) {
+      prefetch(*ahead + first_column, width);
+      ahead.next();
+    }
     for (int64_t i = ids.begin(b); i < ids.begin(b + 1); ++i) {
       if (i + kAhead < ids.count && ids.rows[i + kAhead] != ids.none) {
         prefetch(rows[ids.rows[i + kAhead]] + first_column, width);

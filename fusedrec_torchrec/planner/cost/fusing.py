@@ -5,6 +5,7 @@ compares the seconds of all shardings; TorchRec's search compares what its estim
 and where nothing is known, the rows that travel decide.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,13 +13,16 @@ from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["fusing_pays", "owner_pools"]
+__all__ = ["fusing_pays", "owner_pools", "who_pools"]
 
 # If the requester pools, the distinct rows of a batch travel; stock shardings pool at the owner and
 # send a row for each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct
 # rows for a bag (docs/performance.md, benchmarks/crossover.yaml).  On slow links only bytes count,
 # hence 1.
 MOST_ROWS_PER_OUTPUT = 1.0
+# Measured, MLPerf's shape, 2 ranks on loopback: a module of both kinds takes 1.1 to 1.3 times as
+# long as one whose owners pool all tables, at the same number of rows.
+MOST_MORE_ROWS = 2.0
 RANKS = 2  # rows that are sent grow alike with them
 ASSUMED_ZIPF = 1.05  # of ids that nobody has counted
 
@@ -48,6 +52,29 @@ def owner_pools(table: TableLoad, batch: int) -> bool:
     if not table.pooled:
         return False
     return replace(table, classes=_likely(table.rows)).has_fewer_bags(batch)
+
+
+def who_pools(tables: Sequence[TableLoad], batch: int) -> list[bool]:
+    """Returns for each fused table of a module whether its owner pools.
+
+    Where owners pool some tables, they pool all, unless many more rows would travel then.  To have
+    both kinds in a module costs a second pass over the output, and that bags do not repeat is only
+    an assumption: where they do, owners have even less to send.
+
+    Args:
+        tables: of one module.
+        batch: samples of a rank.
+    """
+    owned = [owner_pools(table, batch) for table in tables]
+    if not any(owned):
+        return owned
+    likely = [replace(table, classes=_likely(table.rows)) for table in tables]
+    bags = [table.distinct_bags(batch).bags if table.pooled else 0.0 for table in likely]
+    rows = [table.unique(batch) for table in likely]
+    fewest = sum(min(pair) for pair in zip(bags, rows, strict=True))
+    if sum(bags) <= MOST_MORE_ROWS * fewest:
+        return [table.pooled for table in tables]
+    return [table.pooled and not table.has_more_bags(batch) for table in likely]
 
 
 @lru_cache(maxsize=1 << 10)

@@ -69,6 +69,10 @@ class TableLoad:
         """Returns whether a batch has fewer distinct bags than distinct rows."""
         return self.distinct_bags(batch).bags < (1 - 1e-9) * self.unique(batch)
 
+    def has_more_bags(self, batch: float) -> bool:
+        """Returns whether a batch has more distinct bags than distinct rows."""
+        return self.distinct_bags(batch).bags > (1 + 1e-9) * self.unique(batch)
+
     def full_bags(self, batch: float) -> float:
         """Returns the bags of a batch that are not empty."""
         return self._bag_use.full * batch
