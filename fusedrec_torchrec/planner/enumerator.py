@@ -91,10 +91,10 @@ class FusedEnumerator(EmbeddingEnumerator):
             pays = asked or fusing_pays(load, batch=1)
             return [option for option in options if pays or not is_fused(option)]
         best = [o for o in options if is_fused(o) and (o.sharding_type in OWNER_POOLED) == owned]
-        least = min((option.total_perf for option in best), default=0.0)
+        longest = max((option.total_perf for option in best), default=0.0)
         for option in options:
             if is_fused(option) and option not in best:
-                _slow_down(option, SECOND_BEST * least)
+                _slow_down(option, SECOND_BEST * longest)
         return list(options)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:

@@ -155,7 +155,7 @@ def _constraints(
     sharding_type: str, device: torch.device, pooling: float | None
 ) -> ParameterConstraints:
     """Returns what the planner must keep to for a table."""
-    factors = None if pooling is None else [pooling]
+    factors = [1.0 if pooling is None else pooling]
     if sharding_type == "data_parallel":
         return ParameterConstraints(
             sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=factors

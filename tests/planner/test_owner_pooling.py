@@ -49,12 +49,26 @@ def pooling(**factors: float) -> dict[str, ParameterConstraints]:
 
 
 def test_without_a_cluster_bags_and_rows_decide() -> None:
-    model = bags(one=10**6, long=10**6, few=50, two=10**4)
-    constraints = pooling(long=20.0, few=20.0, two=2.0)
+    few = [f"few{t}" for t in range(6)]
+    model = bags(one=10**6, long=10**6, two=10**4, **dict.fromkeys(few, 50))
+    constraints = pooling(long=20.0, two=2.0, **dict.fromkeys(few, 20.0))
     one = planner(constraints=constraints, batch_size=4096)
     found = types(one.plan(model, fr.fused_sharders()))
-    assert found["one"] == found["few"] == found["two"] == FUSED
+    assert {found[name] for name in few} == {FUSED} and found["two"] == FUSED
     assert found["long"] in OWNER_POOLED
+    assert found["one"] in OWNER_POOLED, "as many bags as rows: as the others that owners pool"
+
+
+def test_without_a_cluster_owners_pool_all_tables_if_not_many_more_rows_travel() -> None:
+    model = bags(one=10**6, long=10**6, few=50, two=10**4)
+    constraints = pooling(long=20.0, few=20.0, two=2.0)
+    planned = planner(constraints=constraints, batch_size=4096).plan(model, fr.fused_sharders())
+    assert set(types(planned).values()) <= set(OWNER_POOLED)
+
+
+def test_without_a_cluster_requesters_pool_where_bags_have_one_id() -> None:
+    model = bags(a=10**6, b=50, c=10**4)
+    assert set(types(planner().plan(model, fr.fused_sharders())).values()) == {FUSED}
 
 
 def test_without_a_cluster_load_is_balanced() -> None:

@@ -106,7 +106,7 @@ def test_tables_with_many_ids_in_a_bag_and_few_repetitions_stay_stock(
     constraints = {"b": ParameterConstraints(pooling_factors=[pooling])}
     plan = planner(batch_size=4096, constraints=constraints).plan(Model(), fr.fused_sharders())
     assert (types(plan)["b"] == FUSED) == is_fused
-    assert types(plan)["a"] == FUSED
+    assert (types(plan)["a"] == FUSED) == is_fused, "all tables of a module in one way"
     constraints["b"] = ParameterConstraints(pooling_factors=[pooling], sharding_types=[FUSED])
     plan = planner(batch_size=4096, constraints=constraints).plan(Model(), fr.fused_sharders())
     assert types(plan)["b"] == FUSED, "what is asked for is done"

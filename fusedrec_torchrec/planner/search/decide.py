@@ -238,7 +238,7 @@ def _possible(
             can.discard("data_parallel")
             can &= set(FUSED_TYPES) if groups.sync == "gradients" else can
         can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
-        if FUSED in can and table.pooled and table.has_more_bags(batch):
+        if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
             can -= set(OWNER_POOLED)
         if not can:
             raise NoRoomError(

@@ -113,9 +113,9 @@ def all_plans(tables: list[TableLoad], cluster: ClusterConfig) -> Iterator[Decis
         whole: list[tuple[str, tuple[int, ...]]] = [
             (FUSED_TABLE_WISE, (rank,)) for rank in range(ranks)
         ]
-        ways += [] if load.has_more_bags(BATCH) else whole
+        ways += whole if load.has_fewer_bags(BATCH) else []
         splits = [n for n in (2, ranks) if load.dim % (4 * n) == 0]
-        for split in () if load.has_more_bags(BATCH) else splits:
+        for split in splits if load.has_fewer_bags(BATCH) else ():
             starts = range(0, ranks - split + 1, 1 if ranks < 4 else 2)
             ways += [(FUSED_COLUMN_WISE, tuple(range(r, r + split))) for r in starts]
         options.append(ways)
