@@ -47,7 +47,7 @@ def most_used(tables: list[TableLoad], rows: int) -> NDArray[np.int64]:
     return np.array([rows // len(tables) + (t < rows % len(tables)) for t in range(len(tables))])
 
 
-@pytest.mark.parametrize("suite", ["workloads", "growth", "crossover", "hot"])
+@pytest.mark.parametrize("suite", ["workloads", "growth", "requester_pooling", "hot"])
 def test_bytes_are_what_was_counted(suite: str) -> None:
     """Within 2 %; the data is only known by its law."""
     checked = set()
