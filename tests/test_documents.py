@@ -90,6 +90,9 @@ def test_commands_exist(command: str) -> None:
     _parser().parse_args(shlex.split(command)[1:])
 
 
+RUN: set[tuple[str, str]] = set()  # commands that this process has run
+
+
 @pytest.mark.parametrize(
     ("name", "command"),
     [
@@ -100,6 +103,18 @@ def test_commands_exist(command: str) -> None:
 def test_commands_run(
     name: str, command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Trainings that a page has before are run before, if another process has had their turn."""
+    page = [other for page_name, other in commands() if page_name == name]
+    for other in page[: page.index(command)]:
+        if other.startswith("fusedrec train") and (name, other) not in RUN:
+            run_command(name, other, workplace, capsys)
+    run_command(name, command, workplace, capsys)
+
+
+def run_command(
+    name: str, command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RUN.add((name, command))
     words = shlex.split(command)
     while re.match("[A-Z_]+=", words[0]):  # environment variables
         del words[0]
