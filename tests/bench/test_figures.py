@@ -155,7 +155,7 @@ def test_one_allocator_has_no_columns_of_its_own() -> None:
 
 
 def with_planner() -> dict[str, Any]:
-    """With our planner's plan, which is faster than the rest, and what batches ask for."""
+    """Returns a result in which our planner's plan is fastest, with what batches ask for."""
     found = result(distinct_bags=15)
     measured = found["measured"]
     kinds = {"int32": "ids", "int64": "ids", "float32": "rows"}

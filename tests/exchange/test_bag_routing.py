@@ -97,7 +97,7 @@ def route_of(batch: Batch, way: str) -> BagRoute:
 
 
 def units_of(batch: Batch) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-    """By bucket and owner: distinct bag, shard and first row of each unit, in order."""
+    """Returns distinct bag, shard and first row of each unit in order, by bucket and owner."""
     units: dict[tuple[int, int], list[tuple[int, int, int]]] = {
         (k, r): [] for k in range(batch.buckets) for r in range(batch.ranks)
     }

@@ -75,7 +75,7 @@ def test_nothing_is_left_of_numbers_that_are_none(bad: float) -> None:
 
 
 def test_thresholds_are_taken_over() -> None:
-    """By another object, which then packs the same message."""
+    """Another object that loads the state packs the same message."""
     coded, other = coded_of(DCT), coded_of(DCT)
     places = [places_of(0, 1, 2, 3), places_of(0, 1, 2)]
     for step in range(3):

@@ -85,7 +85,7 @@ def sync_once(capacity: int, all_to_all: bool) -> list[str]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("all_to_all", [True, False])
 def test_touched_rows_go_to_everybody(clusters: Any, ranks: int, all_to_all: bool) -> None:
-    """Of two ranks messages lie side by side, of four the own one comes first."""
+    """The messages of two ranks lie side by side; of four, a rank's own one comes first."""
     names = clusters(ranks).run(sync_once, 1000, all_to_all)
     assert not any("all_reduce" in of_rank for of_rank in names)
     assert all(
@@ -94,7 +94,7 @@ def test_touched_rows_go_to_everybody(clusters: Any, ranks: int, all_to_all: boo
 
 
 def test_many_touched_rows_are_summed(cluster_4: Cluster) -> None:
-    """With few places, a sum over all of them is fewer bytes."""
+    """A sum over all places is fewer bytes than rows one by one if there are few places."""
     assert cluster_4.run(sync_once, 6, True) == [["all_reduce"]] * 4
 
 
@@ -174,7 +174,7 @@ def test_no_collective_if_nobody_touched_a_row(cluster_2: Cluster) -> None:
 
 
 def alone_in_between(capacity: int) -> None:
-    """With a sync every 2 steps: an own step, which is undone, and then the sum of both."""
+    """A rank takes a step by itself, which the sync of the second step undoes and sums up."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     replicas = replicas_of(capacity)
     sync = GradientSync(group(), replicas, every=2)

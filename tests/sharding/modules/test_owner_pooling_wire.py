@@ -51,7 +51,7 @@ def test_four_collectives_in_exact_counts_mode(cluster_2: Cluster) -> None:
 
 
 def owners_of(index: int, table: Table, ranks: int) -> list[int]:
-    """As ``tests.case`` places shards."""
+    """Returns the owners of a table's shards, as ``tests.case`` places them."""
     shards = 1
     if table.sharding == "fused_column_wise":
         shards = max(n for n in (1, 2, 4) if n <= ranks and table.dim % (4 * n) == 0)

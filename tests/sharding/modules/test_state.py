@@ -81,7 +81,7 @@ def test_names_shapes_and_types_are_those_of_stock_row_wise(
 
 
 def same_names_as(case: Case, stock: str) -> None:
-    """As the stock sharding, with the same shards on the same ranks."""
+    """The state is described as that of the stock sharding with the same shards."""
     ours, theirs = sharded(case.only(f"fused_{stock}")), sharded(case.only(stock))
     assert metadata(ours.state_dict()) == metadata(theirs.state_dict())
     got, want = ours.fused_optimizer.state_dict(), theirs.fused_optimizer.state_dict()
