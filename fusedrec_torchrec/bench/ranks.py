@@ -2,6 +2,7 @@
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 import tempfile
@@ -101,12 +102,19 @@ class Ranks:
         return [json.loads(answer) for answer in self._answers()]
 
     def _answers(self) -> list[str]:
-        answers = []
-        for process in self._processes:
-            assert process.stdout is not None
-            answers.append(process.stdout.readline())
-            if not answers[-1]:
-                self._fail()
+        """Returns a line of each rank, as soon as all have answered or one has ended."""
+        answers = [""] * len(self._processes)
+        with selectors.DefaultSelector() as waiting:
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                waiting.register(process.stdout, selectors.EVENT_READ, (rank, process.stdout))
+            while waiting.get_map():
+                for key, _ in waiting.select():
+                    rank, stream = key.data
+                    answers[rank] = stream.readline()
+                    if not answers[rank]:
+                        self._fail()
+                    waiting.unregister(stream)
         return answers
 
     def _fail(self) -> None:

@@ -218,6 +218,16 @@ def test_a_rank_that_dies_later_is_an_error_and_ends_the_others() -> None:
     assert all(process.poll() is not None for process in processes)
 
 
+@pytest.mark.usefixtures("_warm_ranks")
+def test_a_rank_that_dies_is_noticed_while_others_wait_for_it() -> None:
+    """Rank 0 would look for rank 1 for ten minutes."""
+    suite = SuiteConfig(**QUICK)  # type: ignore[arg-type]
+    with hosts(2, "") as places, Ranks("table_wise", suite, TINY, None, places) as ranks:
+        ranks._processes[1].kill()
+        with pytest.raises(RankError, match="table_wise: rank 1 ended with code -9"):
+            ranks.wait_until_ready()
+
+
 def test_links_that_cannot_be_emulated_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unavailable("") is None
     assert "must be empty (loopback) or a rate" in str(unavailable("fast"))
