@@ -12,6 +12,6 @@
 ``hot_set``         which rows are hot, and which samples need no others
 ``row_classes``     how often rows are used, and how many of them a batch meets
 ``distinct_bags``   how many bags of a batch are distinct by chance
-``replication``     when a replica of a row pays: arithmetic of hot rows and of the planner
+``replication``     when a replica of a row pays: the price of hot rows and of the planner
 ==================  =============================================================================
 """

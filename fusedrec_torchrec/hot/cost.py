@@ -1,13 +1,14 @@
 """When replication pays: the price of a step after dedup, from a few settings.
 
 P2RES (PPoPP 2024) picks the rows to replicate by a performance model, but gives no formula.  This
-is ours, with the arithmetic that it shares with the planner's in ``access.replication``.  Once
-requests are deduplicated, a row that every rank wants costs the same bytes through all-to-all as
-through a ring all-reduce, so replication must pay in other ways; the model has a term for each:
+is ours; ``access.replication`` has the formula, which is the planner's as well.  Once requests are
+deduplicated, a row that every rank wants costs the same bytes through all-to-all as through a ring
+all-reduce, so replication must pay in other ways; the model has a term for each:
 
-- the all-reduce may run on better links than the all-to-all (``all_reduce_bandwidth``);
-- it is off the critical path: ``hidden`` of its time runs beside other work;
-- replicas may be synced every k steps only;
+- an all-reduce over all replicas may run on better links than the all-to-all
+  (``all_reduce_bandwidth``), where it is fewer bytes than touched rows to every other rank;
+- the sync is off the critical path: ``hidden`` of its time runs beside other work;
+- replicas may be synced every k steps only, which saves as much as batches have rows in common;
 - no owner is asked by all ranks for one row: an exchange ends with its most loaded rank;
 - a batch of hot rows only needs no exchange at all.
 
@@ -19,12 +20,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.replication import chance_in_batch, cheapest, sync_bytes
+from fusedrec_torchrec.access.replication import (
+    Line,
+    Links,
+    chance_in_batch,
+    cheapest,
+    step_seconds,
+    sync_of,
+)
 from fusedrec_torchrec.core.config import section
 
 __all__ = ["CostOptions", "RowUse", "rows_to_replicate", "seconds_of_prefixes"]
 
 ID_BYTES = 4
+EXCHANGES = 3  # ids, rows, gradients
 
 
 @section
@@ -33,7 +42,8 @@ class CostOptions:
 
     Attributes:
         batch_size: samples of a batch of one rank.
-        all_to_all_bandwidth: bytes per second that a rank sends in an all-to-all.
+        all_to_all_bandwidth: bytes per second that a rank sends in an all-to-all, also in a sync
+            that sends touched rows to every other rank.
         all_reduce_bandwidth: bytes per second that a rank sends in an all-reduce; on several nodes
             a hierarchical one is faster than the all-to-all.
         latency: seconds that a collective takes without any data.
@@ -54,6 +64,15 @@ class CostOptions:
             raise ValueError(f"latency is {self.latency}, must be at least 0")
         if not 0 <= self.hidden <= 1:
             raise ValueError(f"hidden is {self.hidden}, must be in [0, 1]")
+
+    @property
+    def links(self) -> Links:
+        """The same, as the price of a step wants it."""
+        return Links(
+            Line(self.latency, 1 / self.all_to_all_bandwidth),
+            Line(self.latency, 1 / self.all_reduce_bandwidth),
+            self.hidden,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,8 @@ def seconds_of_prefixes(
     shares_R = np.divide(
         use.uses_R, in_table_R, out=np.zeros(len(use.uses_R)), where=in_table_R > 0
     )
-    present_R = chance_in_batch(shares_R, in_table_R * options.batch_size)
+    ids_R = in_table_R * options.batch_size
+    present_R = chance_in_batch(shares_R, ids_R)
     away = (ranks - 1) / ranks
 
     # Through the owners: fetch and gradient, and the id; the most loaded owner sets the pace.
@@ -104,27 +124,26 @@ def seconds_of_prefixes(
     load_RW[np.arange(len(asked_R)) + 1, use.owner_R] = asked_R * away
     rest = use.rest_requests * (2 * use.rest_bytes + ID_BYTES) * away / ranks
     left_RW = load_RW.sum(0) - load_RW.cumsum(0) + rest
-    exchange = ranks * left_RW.max(1) / options.all_to_all_bandwidth + 3 * options.latency
 
-    # Through the replicas: all rows that were touched to everybody, or one sum over all places.
-    message_R = use.bytes_R + ID_BYTES
-    sparse, dense = sync_bytes(
-        _before(present_R * message_R), _before(message_R.astype(np.float64)), ranks
-    )
-    exposed = (1 - options.hidden) / sync_every
-    sync = np.minimum(sparse, dense) / options.all_reduce_bandwidth * exposed
-    sync[1:] += options.latency * exposed
+    # Through the replicas.
+    message_R = (use.bytes_R + ID_BYTES).astype(np.float64)
+
+    def touched(batches: int) -> NDArray[np.float64]:
+        return _before(chance_in_batch(shares_R, ids_R * batches) * message_R)
+
+    sync = sync_of(touched, _before(message_R), ranks, sync_every)
 
     # Batches of hot rows only: the samples all of whose ids are hot, as if tables had nothing to
-    # do with each other.
+    # do with each other.  All ranks tell each other whether there is another row.
+    needed, asking = np.ones(len(asked_R) + 1), 0.0
     if hot_batches:
         log_share = np.zeros(len(asked_R) + 1)
         for table, uses in enumerate(use.uses_per_table):
             if uses > 0:
                 covered = _before(np.where(use.table_R == table, use.uses_R, 0)) / uses
                 log_share += uses * np.log(np.clip(covered, 1e-12, 1))
-        exchange = exchange * (1 - np.exp(log_share)) + options.latency
-    return exchange + sync
+        needed, asking = 1 - np.exp(log_share), options.latency
+    return step_seconds(ranks * left_RW.max(1), EXCHANGES, sync, options.links, needed, asking)
 
 
 def rows_to_replicate(

@@ -29,7 +29,7 @@ from fusedrec_torchrec.planner.cost.straggle import busiest_owner
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
 from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.search.decide import groups_of
-from fusedrec_torchrec.planner.search.replicate import most_used_by_class, thresholds
+from fusedrec_torchrec.planner.search.replicate import most_used_by_class, price, thresholds
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["SYSTEMS", "Point", "simulate"]
@@ -236,7 +236,7 @@ class _OneSize:
         if not uses:
             return
         steps = [fused_step(tables, batch, ranks, hot=hot) for hot in uses]
-        hot = uses[cheapest(step.seconds(self._cluster) for step in steps)]
+        hot = uses[cheapest(price(step, self._cluster) for step in steps)]
         size = replica_bytes(tables, hot) / MB
         yield self._fused(hot, f"{hot.rows:,} hot rows, {size:.0f} MB")
 

@@ -98,8 +98,8 @@ def test_the_cost_model_decides(cluster_2: Cluster, tmp_path: Path) -> None:
     everything = {name: list(range(rows)) for name, rows in ROWS.items()}
     options = fr.HotOptions(rule=rule, profile=profile, cost=hidden)
     assert chosen(cluster_2, options) == everything
-    dear = fr.CostOptions(batch_size=100, hidden=0.0, all_reduce_bandwidth=1e6)
-    options = fr.HotOptions(rule=rule, profile=profile, cost=dear)
+    visible = fr.CostOptions(batch_size=100, hidden=0.0)
+    options = fr.HotOptions(rule=rule, profile=profile, cost=visible)
     assert chosen(cluster_2, options) == {"a": [], "b": [], "c": []}
 
 

@@ -34,6 +34,38 @@ def rows(
     )
 
 
+def counted_seconds(
+    use: RowUse, ranks: int, options: CostOptions, sync_every: int, syncs: int = 200
+) -> list[float]:
+    """Seconds of a step for each prefix of one table's rows, from batches that are drawn."""
+    (total,) = use.uses_per_table
+    row_bytes, count = int(use.bytes_R[0]), len(use.uses_R)
+    ids = round(total * options.batch_size)
+    draws = np.random.default_rng(0).choice(
+        count, p=use.uses_R / total, size=(syncs, sync_every, ranks, ids)
+    )
+    met = np.zeros((syncs, sync_every, ranks, count), bool)
+    np.put_along_axis(met, draws, values=True, axis=-1)
+    asked_WR = met.sum((0, 1))
+    asked_WR[use.owner_R, np.arange(count)] = 0
+    seconds = []
+    for hot in range(count + 1):
+        requests = [0] * ranks
+        for row in range(hot, count):
+            requests[use.owner_R[row]] += int(asked_WR[:, row].sum())
+        asked = max(requests) * (2 * row_bytes + 4)
+        touched = met[..., :hot].any(1).sum() / (syncs * ranks)
+        sparse = (ranks - 1) * touched * (row_bytes + 4)
+        dense = 2 * (ranks - 1) / ranks * hot * (row_bytes + 4)
+        if sparse <= dense:
+            sync = sparse / options.all_to_all_bandwidth
+        else:
+            sync = dense / options.all_reduce_bandwidth
+        steps = syncs * sync_every
+        seconds.append(asked / steps / options.all_to_all_bandwidth + sync / sync_every)
+    return seconds
+
+
 BALANCED = rows([1.0, 1.0, 0.01, 0.01], [0, 1, 0, 1])
 
 
@@ -81,8 +113,42 @@ def test_it_pays_off_the_critical_path() -> None:
 
 
 def test_it_pays_on_better_links() -> None:
+    """Of four ranks, a sum of all replicas is fewer bytes than touched rows to everybody."""
+    use = dataclasses.replace(BALANCED, owner_R=np.arange(4))
     better = dataclasses.replace(BYTES, all_reduce_bandwidth=4e9)
-    assert rows_to_replicate(BALANCED, 2, better) == 4
+    assert rows_to_replicate(use, 4, better) == 4
+    assert rows_to_replicate(use, 4, BYTES) == 0
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 4e9])
+def test_the_speed_of_all_reduces_does_not_count_where_there_is_none(bandwidth: float) -> None:
+    """Of two ranks, touched rows to the other one are never more bytes than a sum."""
+    other = dataclasses.replace(BYTES, all_reduce_bandwidth=bandwidth)
+    for sync_every in (1, 8):
+        np.testing.assert_array_equal(
+            seconds_of_prefixes(BALANCED, 2, other, sync_every, hot_batches=False),
+            seconds_of_prefixes(BALANCED, 2, BYTES, sync_every, hot_batches=False),
+        )
+
+
+FOUR_FREQUENT_80_RARE = rows([1.0] * 4 + [5e-4] * 80, [i % 4 for i in range(84)])
+
+
+def test_rows_that_batches_do_not_share_gain_nothing_from_rarer_syncs() -> None:
+    counted = counted_seconds(FOUR_FREQUENT_80_RARE, 4, BYTES, 8)
+    assert counted.index(min(counted)) == 4 and counted[84] > 1.5 * counted[4]
+    assert rows_to_replicate(FOUR_FREQUENT_80_RARE, 4, BYTES, sync_every=8) == 4
+    seconds = seconds_of_prefixes(FOUR_FREQUENT_80_RARE, 4, BYTES, 8, hot_batches=False)
+    np.testing.assert_allclose(seconds, counted, rtol=0.05)
+
+
+def test_touched_rows_gain_nothing_from_better_all_reduces() -> None:
+    better = dataclasses.replace(BYTES, all_reduce_bandwidth=4e9)
+    counted = counted_seconds(FOUR_FREQUENT_80_RARE, 4, better, 1, syncs=1000)
+    assert counted.index(min(counted)) == 4 and counted[84] > 1.5 * counted[4]
+    assert rows_to_replicate(FOUR_FREQUENT_80_RARE, 4, better) == 4
+    seconds = seconds_of_prefixes(FOUR_FREQUENT_80_RARE, 4, better, 1, hot_batches=False)
+    np.testing.assert_allclose(seconds, counted, rtol=0.05)
 
 
 def test_it_pays_if_synced_less_often() -> None:

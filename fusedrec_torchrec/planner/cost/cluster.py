@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from fusedrec_torchrec.access.replication import Line, Links
 from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
@@ -131,6 +132,25 @@ class ClusterConfig:
     def local_ranks(self) -> int:
         """How many of the ranks are on one node."""
         return min(self.ranks, self.ranks_per_node)
+
+    def line(self, kind: str, ranks: int, local: int | None = None) -> Line:
+        """Returns how long a collective takes for the bytes that a rank sends.
+
+        Args:
+            kind: ``all_reduce``; all others are as fast as an all-to-all.
+            ranks: that take part.
+            local: of them, on one node; as many as can be if None.
+        """
+        if kind == "all_reduce":
+            size = ranks / max(2 * (ranks - 1), 1)
+            base, more = (self.all_reduce(sent * size, ranks, local) for sent in (0.0, 1e6))
+        else:
+            base, more = (self.all_to_all(sent, ranks, local) for sent in (0.0, 1e6))
+        return Line(base, (more - base) / 1e6)
+
+    def links(self, ranks: int) -> Links:
+        """Returns how fast so many ranks reach each other."""
+        return Links(self.line("all_to_all", ranks), self.line("all_reduce", ranks), self.hidden)
 
     def all_to_all(self, sent: float, ranks: int | None = None, local: int | None = None) -> float:
         """Returns the seconds that an all-to-all takes.

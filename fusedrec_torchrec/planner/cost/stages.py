@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.access.replication import Line, Sync
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.sharding.grid_options import GridSync
 
@@ -99,8 +100,7 @@ class Stage:
         """Returns how long each rank takes in a step."""
         exposed = self.times * (1 - cluster.hidden if self.can_hide else 1.0)
         if self.is_collective:
-            base, slope = self.line(cluster)
-            return (base + slope * self.amount_W) * exposed
+            return self.line(cluster).seconds(self.amount_W) * exposed
         unit = GB if self.kind in IN_BYTES else 1e6
         rate = cluster.host_lookup if self.kind == "host_lookup" else rates.rate(self.kind)
         return self.amount_W / (rate * unit) * exposed
@@ -109,14 +109,9 @@ class Stage:
         """Returns how long the busiest rank takes."""
         return float(self.seconds_W(cluster, rates).max(initial=0.0))
 
-    def line(self, cluster: ClusterConfig) -> tuple[float, float]:
-        """Returns the seconds without data, and those for each byte that a rank sends."""
-        if self.kind == "all_reduce":
-            base = cluster.all_reduce(0.0, self.ranks, self.local)
-            size = self.ranks / max(2 * (self.ranks - 1), 1)
-            return base, (cluster.all_reduce(1e6 * size, self.ranks, self.local) - base) / 1e6
-        base = cluster.all_to_all(0.0, self.ranks, self.local)
-        return base, (cluster.all_to_all(1e6, self.ranks, self.local) - base) / 1e6
+    def line(self, cluster: ClusterConfig) -> Line:
+        """Returns how long the collective takes on a cluster."""
+        return cluster.line(self.kind, self.ranks, self.local)
 
 
 @dataclass(frozen=True)
@@ -129,6 +124,7 @@ class Step:
         ranks: over which they are sharded.
         stages: in the order of the step.
         buckets: how many kinds of tables there are, by columns, data type and who pools.
+        sync: of hot rows, which is the last stage; None if there are none.
     """
 
     system: str
@@ -136,6 +132,7 @@ class Step:
     ranks: int
     stages: list[Stage] = field(default_factory=list)
     buckets: int = 1
+    sync: Sync | None = None
 
     def look_up(
         self, name: str, bytes_T: Floats, shares_TW: Floats, host_T: NDArray[np.bool_]

@@ -63,12 +63,13 @@ In stock shardings of sequences a row travels for every id, where there are bags
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.bag_counts import DistinctBags
-from fusedrec_torchrec.access.replication import sync_bytes
+from fusedrec_torchrec.access.replication import sync_of
 from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import bytes_of_row
 from fusedrec_torchrec.exchange.capacity import GRANULE
@@ -169,7 +170,7 @@ def fused_step(
     if owned.is_owned_T.any():
         step.add("bag_update", "bag_lookup", ranks * owned.read_W)
     if hot is not None and hot.rows:
-        step.stages.append(_hot_sync(tables, batch, ranks, hot))
+        return _with_hot_sync(step, tables, batch, hot)
     return step
 
 
@@ -249,20 +250,21 @@ def _shares(
     return np.stack(shares)
 
 
-def _hot_sync(tables: Sequence[TableLoad], batch: int, ranks: int, hot: HotUse) -> Stage:
-    """Returns the sync of hot rows, in the way that sends fewer bytes."""
-    touched = sum(
-        (t.unique(batch * hot.sync_every) - t.unique(batch * hot.sync_every, int(h)))
-        * (t.dim + 1)
-        * NUMBER_BYTES
-        for t, h in zip(tables, hot.rows_T, strict=True)
-    )
-    dims_T = np.array([table.dim for table in tables])
-    replicated = float(hot.rows_T @ (dims_T + 1)) * NUMBER_BYTES
-    sparse, dense = sync_bytes(touched, replicated, ranks)
-    kind, sent = ("all_to_all", sparse) if sparse <= dense else ("all_reduce", dense)
-    amount_W = np.full(ranks, sent)
-    return Stage("hot_sync", kind, amount_W, ranks, times=1 / hot.sync_every, can_hide=True)
+def _with_hot_sync(step: Step, tables: Sequence[TableLoad], batch: int, hot: HotUse) -> Step:
+    bytes_T = np.array([float((table.dim + 1) * NUMBER_BYTES) for table in tables])
+
+    def touched(batches: int) -> float:
+        hot_T = [
+            table.unique(batch * batches) - table.unique(batch * batches, int(rows))
+            for table, rows in zip(tables, hot.rows_T, strict=True)
+        ]
+        return float(hot_T @ bytes_T)
+
+    sync = sync_of(touched, float(hot.rows_T @ bytes_T), step.ranks, hot.sync_every)
+    kind = "all_to_all" if sync.is_sparse else "all_reduce"
+    sent_W = np.full(step.ranks, float(sync.sent))
+    stage = Stage("hot_sync", kind, sent_W, step.ranks, times=1 / sync.every, can_hide=True)
+    return replace(step, stages=[*step.stages, stage], sync=sync)
 
 
 def with_sync(

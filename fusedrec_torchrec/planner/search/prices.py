@@ -96,7 +96,8 @@ class Prices:
                 prices.append(known[key])
             self.of_tables[system] = np.array(prices)
         step = stock_step(TABLE_WISE, [nothing], batch, self.ranks).in_groups(groups)
-        self._wire = next(stage for stage in step.stages if stage.name == "rows").line(cluster)[1]
+        rows = next(stage for stage in step.stages if stage.name == "rows")
+        self._wire = rows.line(cluster).per_byte
         twice = 2 * self.ranks / GB  # lookup and update, for all ranks
         self._touch = twice / cluster.fused.lookup
         self._lookup = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusedrec_torchrec.planner.cost.cluster import GB, MB
 from fusedrec_torchrec.planner.cost.row_ranges import balanced_ranges
-from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse
+from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse, Step
 from fusedrec_torchrec.planner.search.assign import MANY_STARTS
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import neighbours
@@ -114,13 +114,13 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     fused = [spread[t] for t in cold.fused_places]
     names = [table.name for table in fused]
 
-    def seconds(rows: int) -> float:
+    def step(rows: int) -> Step:
         counts = ranking.counts(rows)
         rows_T = np.array([counts.get(name, 0) for name in names])
         hot = HotUse(rows_T, search.hot.sync_every) if rows else None
-        return flat.fused_step(fused, hot).seconds(cold.cluster)
+        return flat.fused_step(fused, hot)
 
-    best = rows_to_replicate(ranking, thresholds(tables, cold.batch), budget, seconds)
+    best = rows_to_replicate(ranking, thresholds(tables, cold.batch), budget, step, cold.cluster)
     if not best:
         return cold
     warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)

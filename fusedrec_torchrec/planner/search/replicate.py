@@ -12,11 +12,13 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.replication import chance_in_batch, cheapest
+from fusedrec_torchrec.access.replication import chance_in_batch, cheapest, step_seconds
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import HOT_INDEX_BYTES
+from fusedrec_torchrec.planner.cost.step import Step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["Ranking", "most_used_by_class", "rows_to_replicate", "thresholds"]
+__all__ = ["Ranking", "most_used_by_class", "price", "rows_to_replicate", "thresholds"]
 
 STEPS, FINER = 40, 16
 RAREST = 1e-4
@@ -104,11 +106,28 @@ class Ranking:
         return {name: ids for name, ids in by_name.items() if len(ids)}
 
 
+def price(step: Step, cluster: ClusterConfig) -> float:
+    """Returns the seconds of a fused step of one group, as replication is decided by."""
+    exchange = [stage for stage in step.stages if stage.is_collective and not stage.can_hide]
+    work = [stage for stage in step.stages if not stage.is_collective]
+    rates = step.rates(cluster)
+    return float(
+        step_seconds(
+            exchange=sum(float(stage.amount_W.max()) for stage in exchange),
+            collectives=len(exchange),
+            sync=step.sync,
+            links=cluster.links(step.ranks),
+            other=step.overhead(cluster) + sum(stage.seconds(cluster, rates) for stage in work),
+        )
+    )
+
+
 def rows_to_replicate(
     ranking: Ranking,
     tried: NDArray[np.float64],
     budget: float,
-    seconds: Callable[[int], float],
+    step: Callable[[int], Step],
+    cluster: ClusterConfig,
 ) -> int:
     """Returns how many of the ranked rows to replicate so that the step is shortest.
 
@@ -116,13 +135,18 @@ def rows_to_replicate(
         ranking: the rows.
         tried: thresholds of the probability to be in a batch; more are tried around the best one.
         budget: bytes for the replicas.
-        seconds: of a step with so many hot rows.
+        step: with so many hot rows.
+        cluster: to plan for.
     """
-    price = cache(seconds)
+
+    @cache
+    def seconds(rows: int) -> float:
+        return price(step(rows), cluster)
+
     rows = [0, *(ranking.rows(threshold, budget) for threshold in tried)]
-    best = cheapest(map(price, rows), LEAST_SAVING)
+    best = cheapest(map(seconds, rows), LEAST_SAVING)
     if not best:
         return 0
     near = _finer(tried, tried[best - 1])
     rows = [rows[best], *(ranking.rows(threshold, budget) for threshold in near)]
-    return rows[cheapest(map(price, rows), LEAST_SAVING)]
+    return rows[cheapest(map(seconds, rows), LEAST_SAVING)]
