@@ -75,46 +75,36 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def commands() -> list[tuple[str, str]]:
-    return [
-        (document.name, line)
-        for document in DOCUMENTS
-        for text in blocks(document, "sh")
-        for line in text.splitlines()
-    ]
+def commands(document: Path) -> list[str]:
+    return [line for text in blocks(document, "sh") for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("command", [c for _, c in commands() if c.startswith("fusedrec ")])
+ALL_COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
+
+
+@pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c.startswith("fusedrec ")])
 def test_commands_exist(command: str) -> None:
     """With their options; those of the README are run below, the others in ``make test-all``."""
     _parser().parse_args(shlex.split(command)[1:])
 
 
-RUN: set[tuple[str, str]] = set()  # commands that this process has run
-
-
 @pytest.mark.parametrize(
-    ("name", "command"),
+    "document",
     [
-        pytest.param(*each, marks=[] if each[0] == "README.md" else [pytest.mark.slow])
-        for each in commands()
+        pytest.param(document, marks=[] if document.name == "README.md" else [pytest.mark.slow])
+        for document in having("sh")
     ],
+    ids=lambda path: path.name,
 )
-def test_commands_run(
-    name: str, command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Trainings that a page has before are run before, if another process has had their turn."""
-    page = [other for page_name, other in commands() if page_name == name]
-    for other in page[: page.index(command)]:
-        if other.startswith("fusedrec train") and (name, other) not in RUN:
-            run_command(name, other, workplace, capsys)
-    run_command(name, command, workplace, capsys)
+def test_commands_run(document: Path, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One after another, since some work with what others before them have written."""
+    for command in commands(document):
+        run_command(document.name, command, workplace, capsys)
 
 
 def run_command(
     name: str, command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    RUN.add((name, command))
     words = shlex.split(command)
     while re.match("[A-Z_]+=", words[0]):  # environment variables
         del words[0]

@@ -10,7 +10,7 @@ that a table of a billion rows is a few hundred numbers.  Where uses come from:
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,8 +111,15 @@ class RowClasses:
 
     def coverage(self, hot: float) -> float:
         """Returns the share of the accesses that the ``hot`` most used rows take."""
-        left = self.without(hot)
-        return max(1.0 - float((left.rows_C * left.shares_C).sum()), 0.0)
+        ends_C1, uses_C1 = self._summed
+        return max(1.0 - float(uses_C1[-1]) + float(np.interp(hot, ends_C1, uses_C1)), 0.0)
+
+    @cached_property
+    def _summed(self) -> tuple[Floats, Floats]:
+        """Rows before each class and their share of the accesses, and those of all classes."""
+        uses_C = self.rows_C * self.shares_C
+        ends_C1, uses_C1 = (np.append(0.0, np.cumsum(of_C)) for of_C in (self.rows_C, uses_C))
+        return ends_C1, uses_C1
 
 
 @dataclass(frozen=True, eq=False)

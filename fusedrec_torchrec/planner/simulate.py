@@ -244,8 +244,8 @@ class _OneSize:
         """Returns numbers of hot rows to try, of each table."""
         budget = self._planning.config.search.hot.memory * MB
         tables, batch = self._tables, self._batch
-        tried = [most_used_by_class(tables, batch, t, budget) for t in thresholds(tables, batch)]
-        return [rows_T for rows_T in tried if rows_T.any()]
+        of_thresholds = most_used_by_class(tables, batch, thresholds(tables, batch), budget)
+        return [rows_T for rows_T in of_thresholds if rows_T.any()]
 
     def _hot_without_dedup(self) -> Iterator[_Run]:
         """Yields the run as in P2RES: rows are replicated or have one owner; no id is left out."""

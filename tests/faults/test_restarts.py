@@ -48,7 +48,7 @@ def survive(folder: Path, kills: int, steps: int, seed: int, **changes: Any) -> 
 
 
 def test_killed_once(tmp_path: Path) -> None:
-    survive(tmp_path, kills=1, steps=100, seed=0)
+    survive(tmp_path, kills=1, steps=40, seed=0)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_shared_gradients_learn_what_one_group_learns(cluster_4: Cluster, tmp_pa
     [
         {"sync_every": 3},
         pytest.param({"sync": "gradients"}, marks=pytest.mark.slow),
-        {"overlap": "one_step"},
+        pytest.param({"overlap": "one_step"}, marks=pytest.mark.slow),
         pytest.param(
             {"overlap": "until_lookup", "layout": "groups_adjacent"}, marks=pytest.mark.slow
         ),

@@ -40,7 +40,14 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.equal(value, other["state"][name]), name
 
 
-@pytest.mark.parametrize("hot", [{}, {"hot_batches": True}, {"adapt": {"every": 4}}])
+@pytest.mark.parametrize(
+    "hot",
+    [
+        pytest.param({}, marks=pytest.mark.slow),  # the others are a case of it
+        {"hot_batches": True},
+        {"adapt": {"every": 4}},
+    ],
+)
 def test_hot_rows_do_not_change_what_is_learned(
     cluster_2: Cluster, tmp_path: Path, hot: dict[str, Any]
 ) -> None:
@@ -54,7 +61,7 @@ def test_hot_rows_do_not_change_what_is_learned(
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),  # the others are a case of it
         {"adaptive": True, "rate": 0.5},
         {"sync_every": 3},
     ],

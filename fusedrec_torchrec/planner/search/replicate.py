@@ -40,20 +40,20 @@ def _finer(tried: NDArray[np.float64], best: float) -> NDArray[np.float64]:
 
 
 def most_used_by_class(
-    tables: Sequence[TableLoad], batch: int, threshold: float, budget: float
-) -> NDArray[np.int64]:
+    tables: Sequence[TableLoad], batch: int, tried: NDArray[np.float64], budget: float
+) -> list[NDArray[np.int64]]:
     """Returns how many rows of each table are in a batch with at least this probability.
 
-    It is for tables whose rows are only known by their classes.  If the rows of all tables take
-    more than ``budget`` bytes, none are hot.
+    There is an answer for each threshold that is tried.  It is for tables whose rows are only known
+    by their classes.  If the rows of all tables take more than ``budget`` bytes, none are hot.
     """
-    rows_T = np.zeros(len(tables), np.int64)
+    rows_TH = np.zeros((len(tables), len(tried)), np.int64)
     for t, table in enumerate(tables):
-        likely = table.classes.met(table.ids(batch)) >= threshold
-        rows_T[t] = int(table.classes.rows_C[likely].sum())
+        likely_HC = table.classes.met(table.ids(batch)) >= tried[:, None]
+        rows_TH[t] = likely_HC @ table.classes.rows_C
     size_T = np.array([float(table.row_bytes + HOT_INDEX_BYTES) for table in tables])
-    total = float(rows_T @ size_T)
-    return rows_T if total <= budget else np.zeros_like(rows_T)
+    rows_TH[:, size_T @ rows_TH > budget] = 0
+    return list(rows_TH.T)
 
 
 class Ranking:
