@@ -14,6 +14,7 @@
 ``slot_ids``            the same for the slots of a batch, and ids out of range
 ``keys``                (table, id) -> key in the fused key space
 ``dedup``               unique keys + inverse
+``row_numbers``         both, and which row is whose: on CPU one C++ operator
 ``routing``             unique keys -> owner rank, bucket and local row
 ``bag_routing``         distinct bags -> the owners of their tables
 ``bags``                which rows form which output row

@@ -18,9 +18,17 @@ from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.buckets import Bucket
 from fusedrec_torchrec.exchange.dedup import Occurrences
 from fusedrec_torchrec.exchange.distinct_bags import DistinctBags
+from fusedrec_torchrec.exchange.row_numbers import BucketRows
 from fusedrec_torchrec.exchange.slot_features import SlotFeatures
 
-__all__ = ["Bags", "copied_bags", "distinct_bags", "pooled_bags", "sequence_bags"]
+__all__ = [
+    "Bags",
+    "copied_bags",
+    "distinct_bags",
+    "ordered_bags",
+    "pooled_bags",
+    "sequence_bags",
+]
 
 
 @dataclass
@@ -98,27 +106,41 @@ class Bags(Multistreamable):
         )
 
 
-def sequence_bags(row_N: torch.Tensor, occurrences: Occurrences | None = None) -> Bags:
+def sequence_bags(rows: BucketRows) -> Bags:
     """Makes every id a bag, in the order of the batch."""
-    return Bags(rows_N=row_N, occurrences=occurrences)
+    return Bags(rows_N=rows.rows_N, occurrences=rows.occurrences)
+
+
+def ordered_bags(rows: BucketRows, slots: int, mean_S: torch.Tensor | None) -> Bags:
+    """Makes the bags of a bucket whose ids are in the order (sample, slot).
+
+    Args:
+        rows: the ids.
+        slots: of the bucket.
+        mean_S: whether each slot is mean-pooled; None if none is.
+    """
+    divisor_B = None
+    if rows.offsets_B1 is not None and mean_S is not None:
+        lengths_B = rows.offsets_B1.diff()
+        divisor_B = _divisor(lengths_B, mean_S.repeat(lengths_B.numel() // slots))
+    return Bags(rows.rows_N, rows.offsets_B1, divisor_B, width=slots)
 
 
 def pooled_bags(
     features: KeyedJaggedTensor,
     bucket: Bucket,
-    row_N: torch.Tensor,
+    rows: BucketRows,
     mean_S: torch.Tensor | None,
-    occurrences: Occurrences | None = None,
 ) -> Bags:
     """Makes the bags of a bucket's slots.
 
     Args:
         features: the batch in slot order, all buckets.
         bucket: the bucket.
-        row_N: row number of each id of this bucket, in the order of the batch.
+        rows: the ids of this bucket, in the order of the batch.
         mean_S: [slots of the bucket] whether a slot is mean-pooled; None if none is.
-        occurrences: positions in ``row_N`` of the ids of each row.
     """
+    row_N, occurrences = rows.rows_N, rows.occurrences
     slots = bucket.end_slot - bucket.first_slot
     strides = features.stride_per_key()
     first_bag = sum(strides[: bucket.first_slot])
@@ -178,9 +200,8 @@ def distinct_bags(
     slots: SlotFeatures,
     distinct: DistinctBags,
     own: slice,
-    row_N: torch.Tensor,
+    rows: BucketRows,
     mean_S: torch.Tensor | None,
-    occurrences: Occurrences | None = None,
 ) -> Bags:
     """Makes the distinct bags of a bucket's slots, and their copies.
 
@@ -188,9 +209,8 @@ def distinct_bags(
         slots: the batch.
         distinct: its distinct bags.
         own: the slots of the bucket.
-        row_N: row number of each id of this bucket, in the order of the distinct bags.
+        rows: the ids of this bucket, in the order of the distinct bags.
         mean_S: [slots of the bucket] whether a slot is mean-pooled; None if none is.
-        occurrences: positions in ``row_N`` of the ids of each row.
     """
     first, count = sum(distinct.bags_S[: own.start]), sum(distinct.bags_S[own])
     lengths_G = distinct.lengths_G[first : first + count]
@@ -207,10 +227,10 @@ def distinct_bags(
         repeats = to_device(distinct.bags_S[own], mean_S.device)
         mean_G = mean_S.repeat_interleave(repeats, output_size=count)
     return Bags(
-        row_N,
+        rows.rows_N,
         _offsets(lengths_G),
         _divisor(lengths_G, mean_G),
-        occurrences=occurrences,
+        occurrences=rows.occurrences,
         copies=copied_bags(cells, None, width),
     )
 

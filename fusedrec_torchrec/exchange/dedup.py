@@ -1,19 +1,17 @@
 """Dedup over all features of all tables at once: unique keys, part by part, and the inverse.
 
-On CPU a hash table in C++ (``native``) numbers the keys.  Without it, and on CUDA, keys are
-sorted and neighbours compared; the order of the sort then also tells which ids belong to a row,
-and backward needs no sort of its own.  On CUDA shapes are static: the number of unique keys never
+This is for CUDA, and for CPU without the C++ operator of ``row_numbers``: keys are sorted and
+neighbours compared.  The order of the sort also tells which ids belong to a row, so that backward
+needs no sort of its own.  On CUDA shapes are static: the number of unique keys never
 comes to the host, and the tail of ``keys_U`` is padded with a key above all others.
 
-Keys of replicated rows become keys of the replica here, where there are fewest of them: after the
-hash table has numbered them, or before the sort.
+Keys of replicated rows become keys of the replica here, before the sort.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.replication import ReplicaIndex
 
 __all__ = ["Dedup", "Occurrences", "Unique"]
@@ -59,17 +57,9 @@ class Dedup:
 
     def __init__(self, part_starts_P1: torch.Tensor) -> None:
         self._part_starts_P1 = part_starts_P1
-        self._native = native.available_on(part_starts_P1.device)
 
     def __call__(self, keys_N: torch.Tensor, index: ReplicaIndex | None = None) -> Unique:
-        if self._native:
-            return self.by_hash(keys_N, index)
         return self.by_sort(keys_N, static_shape=keys_N.device.type != "cpu", index=index)
-
-    def by_hash(self, keys_N: torch.Tensor, index: ReplicaIndex | None = None) -> Unique:
-        """Deduplicates by a hash table; keys of a part come in the order of first occurrence."""
-        table = None if index is None else index.table
-        return Unique(*torch.ops.fusedrec.dedup(keys_N, self._part_starts_P1, table))
 
     def by_sort(
         self, keys_N: torch.Tensor, static_shape: bool = False, index: ReplicaIndex | None = None

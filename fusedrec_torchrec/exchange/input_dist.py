@@ -118,7 +118,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         notes = self._notes
         rows = None if self._rows is None else self._rows(features)
         bags = None if self._bags is None else self._bags(features)
-        requested = [each for each in (rows, bags) if each is not None]
+        requested = [units for units in (rows, bags) if units is not None]
         context = FusedShardingContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=features.variable_stride_per_key(),
@@ -130,7 +130,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         )
         reports: list[Report] = [
             *notes.reports,
-            *((each.bad, each.describe_bad) for each in requested),
+            *((units.bad, units.describe_bad) for units in requested),
         ]
         cargo = Cargo(
             self.exchange.ranks,
@@ -145,7 +145,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
                 else HeaderAwaitable(batch)
             )
         with stage("bags"):  # while the ids travel
-            context.bags = [each_bags for each in requested for each_bags in each.bags()]
+            context.bags = [of_bucket for units in requested for of_bucket in units.bags()]
         if notes.training and rows is not None:
-            self._replication.count(None if notes.end_of_data else rows.unique.keys_U)
+            self._replication.count(None if notes.end_of_data else rows.numbered.keys_U)
         return awaitable

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.slot_ids import PerSlot, SlotIds
@@ -25,7 +23,10 @@ class KeySpace:
         self._layout = layout
         rows = [table.rows for table in layout.tables for _ in table.features]
         self._ids = SlotIds(layout.slot_names, rows, options, layout.device)
-        self._native = native.available_on(layout.device)
+
+    def hashed(self, ids_N: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Returns the ids, those of tables with raw ids hashed to rows."""
+        return self._ids.hashed(ids_N, counts)
 
     def keys(self, ids_N: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys of the ids, and whether any id is out of its table's range.
@@ -40,16 +41,6 @@ class KeySpace:
         """
         layout = self._layout
         ids_N = self._ids.hashed(ids_N, counts)
-        if self._native:
-            keys_N, bad = torch.ops.fusedrec.keys(
-                ids_N.contiguous(),
-                to_device(counts, ids_N.device),
-                layout.slot_rows_S,
-                layout.slot_starts_SW,
-                layout.slot_shifts_SW,
-                layout.key_dtype,
-            )
-            return keys_N, bad
         per_slot = PerSlot(counts, ids_N.device)
         ids = per_slot.view(ids_N)
         bad = ((ids < 0) | (ids >= per_slot(layout.slot_rows_S))).any()

@@ -16,7 +16,6 @@ import torch
 
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.transfer import to_device
-from fusedrec_torchrec.exchange.dedup import Unique
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
 __all__ = ["Route"]
@@ -25,14 +24,21 @@ __all__ = ["Route"]
 class Route:
     """Where the unique keys of a batch go; no host synchronisation.
 
+    Args:
+        layout: where rows live.
+        keys_U: the unique keys, part after part; what is behind the last one is padding.
+        counts_P: how many each part has.
+
     Attributes:
         counts_KO: rows asked of each owner in each bucket.
     """
 
-    def __init__(self, layout: ExchangeLayout, unique: Unique) -> None:
-        self.counts_KO = unique.counts_P.view(len(layout.buckets), layout.owners)
+    def __init__(
+        self, layout: ExchangeLayout, keys_U: torch.Tensor, counts_P: torch.Tensor
+    ) -> None:
+        self.counts_KO = counts_P.view(len(layout.buckets), layout.owners)
         self._ranks = layout.world_size
-        self._keys_U = unique.keys_U
+        self._keys_U = keys_U
         self._part_starts_P1 = layout.part_starts_P1
         self._native = native.available_on(layout.device)
 

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fusedrec_torchrec.exchange.bags import sequence_bags
 from fusedrec_torchrec.exchange.buckets import Bucket
 from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.exchange.row_numbers import BucketRows
 
 __all__ = ["expand_sequences"]
 
@@ -32,7 +33,7 @@ def expand_sequences(
         sum(lengths),
     )
     context.ids_per_bucket = [sum(lengths[b.first_slot : b.end_slot]) for b in buckets]
-    context.bags = [sequence_bags(rows) for rows in row_N.split(context.ids_per_bucket)]
+    context.bags = [sequence_bags(BucketRows(rows)) for rows in row_N.split(context.ids_per_bucket)]
     context.features_before_input_dist = KeyedJaggedTensor(
         keys=features.keys(),
         values=row_N if vbe.reindexed_values is None else vbe.reindexed_values,

@@ -1,5 +1,7 @@
 """Buckets, key space, keys and routes, without a process group."""
 
+from itertools import accumulate
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +18,8 @@ from fusedrec_torchrec.exchange.dedup import Dedup
 from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
-from fusedrec_torchrec.exchange.requested_rows import rows_of_buckets
 from fusedrec_torchrec.exchange.routing import Route
+from fusedrec_torchrec.exchange.row_numbers import NumberedRows, RowNumbers, rows_of_buckets
 from tests.exchange.tables import sharded_tables
 
 CPU = torch.device("cpu")
@@ -120,12 +122,43 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int
     return dims, rows, ids
 
 
-def used_keys(layout: ExchangeLayout, options: ExchangeOptions, use_native: bool) -> KeySpace:
-    space = KeySpace(layout, options)
-    space._native = use_native
-    return space
+def number(
+    layout: ExchangeLayout,
+    method: str,
+    ids: torch.Tensor,
+    counts: list[int],
+    options: ExchangeOptions | None = None,
+) -> NumberedRows:
+    """The rows of ids: by the C++ operator, or by a sort, of which CUDA's has a static shape."""
+    options = options or ExchangeOptions()
+    if method == "by_hash":
+        return RowNumbers(layout, options).by_hash(ids, counts)
+    keys, bad = KeySpace(layout, options).keys(ids, counts)
+    assert keys.dtype == layout.key_dtype
+    unique = Dedup(layout.part_starts_P1).by_sort(keys, static_shape=method == "static")
+    ids_per_bucket = [sum(counts[b.first_slot : b.end_slot]) for b in layout.buckets]
+    buckets = list(rows_of_buckets(unique, len(layout.buckets), ids_per_bucket))
+    return NumberedRows(unique.keys_U, unique.counts_P, buckets, False, bad)
 
 
+def keys_of(numbered: NumberedRows) -> list[int]:
+    """The key of every id."""
+    rows_K = numbered.counts_P.view(len(numbered.buckets), -1).sum(1).tolist()
+    found, first = [], 0
+    for rows, bucket in zip(rows_K, numbered.buckets, strict=True):
+        found += numbered.keys_U[first + bucket.rows_N.long()].tolist()
+        first += rows
+    return found
+
+
+METHODS = [
+    "by_sort",
+    "static",
+    pytest.param(
+        "by_hash",
+        marks=pytest.mark.skipif(not native.available(), reason="needs a C++ compiler"),
+    ),
+]
 NATIVE = [
     False,
     pytest.param(
@@ -135,7 +168,7 @@ NATIVE = [
 
 
 @pytest.mark.parametrize("use_native", NATIVE)
-@pytest.mark.parametrize("method", ["by_sort", "by_hash", "static"])
+@pytest.mark.parametrize("method", METHODS)
 @given(problem=problems(), equally_many=st.booleans())
 def test_every_id_is_routed_to_the_owner_of_its_row(
     method: str,
@@ -144,8 +177,6 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     equally_many: bool,
 ) -> None:
     """Follows each id by hand: owner, local row, place on the wire and among the rows received."""
-    if method == "by_hash" and not use_native:
-        return
     dims, rows, ids = problem
     if equally_many:  # of every table: a path of its own
         ids = [[i % r[-1] for i in range(3)] for r in rows]
@@ -153,12 +184,10 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     order = [int(table.name[1:]) for table in layout.tables]  # bucket order
     counts = [len(ids[t]) for t in order]
     values = torch.tensor([i for t in order for i in ids[t]], dtype=torch.int64)
-    keys, bad = used_keys(layout, ExchangeOptions(), use_native).keys(values, counts)
-    assert not bad
-    assert keys.dtype == layout.key_dtype
-    dedup = Dedup(layout.part_starts_P1)
-    unique = dedup.by_hash(keys) if method == "by_hash" else dedup.by_sort(keys, method == "static")
-    routed = Route(layout, unique)
+    numbered = number(layout, method, values, counts)
+    assert not numbered.bad and not numbered.in_bag_order
+    assert numbered.keys_U.dtype == layout.key_dtype
+    routed = Route(layout, numbered.keys_U, numbered.counts_P)
     routed._native = use_native
 
     ranks, buckets = layout.world_size, len(layout.buckets)
@@ -184,11 +213,9 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
         (k, r) for k in range(buckets) for r in range(ranks) for _ in range(want_counts[k][r])
     ]
     local_rows = routed.local_rows_U.tolist()
-    ids_per_bucket = [sum(counts[b.first_table : b.end_table]) for b in layout.buckets]
     first, got = 0, []
-    for k, (row_N, occurrences) in enumerate(
-        rows_of_buckets(unique, routed.counts_KW, ids_per_bucket)
-    ):
+    for k, bucket in enumerate(numbered.buckets):
+        row_N, occurrences = bucket.rows_N, bucket.occurrences
         rows_of_ids = [first + row for row in row_N.tolist()]
         got += [(*answers[row], local_rows[row]) for row in rows_of_ids]
         if occurrences is not None:
@@ -220,56 +247,102 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
         assert message == [-1, -1, *own, *([-1] * (room - len(own)))]
 
 
-@pytest.mark.parametrize("use_native", NATIVE)
-def test_hashed_tables_take_any_id_and_others_do_not(use_native: bool) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_hashed_tables_take_any_id_and_others_do_not(method: str) -> None:
     layout = layout_of([8, 8], [[0, 5, 10], [0, 5, 10]])
-    keys = used_keys(layout, ExchangeOptions(hash_ids=["t0"]), use_native)
+    options = ExchangeOptions(hash_ids=["t0"])
     raw, counts = torch.tensor([-5, 2**60, 3, 9]), [2, 2]
-    got, bad = keys.keys(raw, counts)
-    assert not bad
+    numbered = number(layout, method, raw, counts, options)
+    assert not numbered.bad
     # Keys 0-9 are rank 0's: five rows of t0, then five of t1; 10-19 are rank 1's.
-    assert {int(key) % 10 for key in got[:2]} <= set(range(5))
-    assert got[2:].tolist() == [5 + 3, 10 + 5 + 4]
+    keys = keys_of(numbered)
+    assert {key % 10 for key in keys[:2]} <= set(range(5))
+    assert keys[2:] == [5 + 3, 10 + 5 + 4]
     raw[3] = 10
-    got, bad = keys.keys(raw, counts)
-    assert bad
-    assert bool(((got >= 0) & (got < layout.key_space)).all()), "what follows must stay in bounds"
-    assert keys.describe_bad_ids(raw, counts) == (
+    numbered = number(layout, method, raw, counts, options)
+    assert numbered.bad
+    in_bounds = all(0 <= key < layout.key_space for key in keys_of(numbered))
+    assert in_bounds, "what follows must stay in bounds"
+    assert RowNumbers(layout, options).describe_bad_ids(raw, counts) == (
         "feature 'f1' of table 't1': id 10 at position 1 is out of range [0, 10)"
     )
 
 
-@pytest.mark.parametrize("use_native", NATIVE)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("ranks", [1, 2, 5, 9, 12])
 @pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("bad_id", [-1, 40, -(2**31), 2**31 - 1])
 def test_bad_ids_are_seen_wherever_they_are(
-    use_native: bool, ranks: int, id_dtype: torch.dtype, bad_id: int
+    method: str, ranks: int, id_dtype: torch.dtype, bad_id: int
 ) -> None:
     starts = [min(r * -(-40 // ranks), 40) for r in range(ranks + 1)]
     layout = layout_of([8, 8], [starts, starts])
-    space = used_keys(layout, ExchangeOptions(), use_native)
     ids = torch.arange(6, dtype=id_dtype) * 6
     counts = [3, 3]
-    good, bad = space.keys(ids, counts)
-    assert not bad
-    assert len(set(good.tolist())) == 6
+    good = number(layout, method, ids, counts)
+    assert not good.bad
+    assert len(set(keys_of(good))) == 6
     for position in range(6):
         broken = ids.clone()
         broken[position] = bad_id
-        keys, bad = space.keys(broken, counts)
-        assert bad
-        assert bool(((keys >= 0) & (keys < layout.key_space)).all())
+        numbered = number(layout, method, broken, counts)
+        assert numbered.bad
+        assert all(0 <= key < layout.key_space for key in keys_of(numbered))
+        assert int(numbered.counts_P.sum()) <= 6
 
 
-@pytest.mark.parametrize("use_native", NATIVE)
-def test_keys_and_routes_beyond_32_bits(use_native: bool) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_keys_and_routes_beyond_32_bits(method: str) -> None:
     layout = layout_of([4, 4], [[0, 2**30, 2**31 - 2], [0, 10, 20]])
     ids, counts = torch.tensor([2**31 - 3, 19, 0]), [1, 2]
-    keys, bad = used_keys(layout, ExchangeOptions(), use_native).keys(ids, counts)
-    assert not bad
+    numbered = number(layout, method, ids, counts)
+    assert not numbered.bad
     # Rank 0 has 2^30 rows of t0 and 10 of t1; rank 1 has 2^30 - 2 of t0 and 10 of t1.
-    assert keys.tolist() == [2**31 - 3 + 10, 2**31 - 2 + 10 + 9, 2**30]
-    routed = Route(layout, Dedup(layout.part_starts_P1).by_sort(keys))
+    assert keys_of(numbered) == [2**31 - 3 + 10, 2**31 - 2 + 10 + 9, 2**30]
+    routed = Route(layout, numbered.keys_U, numbered.counts_P)
     assert routed.counts_KW.tolist() == [[1, 2]]
-    assert routed.local_rows_U.tolist() == [2**30, 2**30 - 3, 2**30 - 2 + 9]
+    assert sorted(routed.local_rows_U.tolist()) == [2**30 - 3, 2**30, 2**30 - 2 + 9]
+
+
+@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+@given(
+    problem=problems(),
+    batch=st.integers(1, 4),
+    random=st.randoms(use_true_random=False),
+    one_each=st.booleans(),
+    index_type=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_ids_in_the_order_in_which_they_are_pooled(
+    problem: tuple[list[int], list[list[int]], list[list[int]]],
+    batch: int,
+    random: Random,
+    one_each: bool,
+    index_type: torch.dtype,
+) -> None:
+    """The same rows as in the order of the batch, moved bag by bag to (sample, slot)."""
+    dims, rows, _ = problem
+    layout = layout_of(dims, rows)
+    order = [int(table.name[1:]) for table in layout.tables]
+    bags = [
+        [[random.randrange(rows[t][-1]) for _ in range(1 if one_each else random.randrange(4))]
+         for _ in range(batch)]
+        for t in order
+    ]  # fmt: skip
+    counts = [sum(map(len, slot)) for slot in bags]
+    ids = torch.tensor([i for slot in bags for bag in slot for i in bag], dtype=index_type)
+    lengths = torch.tensor([len(bag) for slot in bags for bag in slot], dtype=index_type)
+    numbers = RowNumbers(layout, ExchangeOptions())
+    plain, moved = numbers.by_hash(ids, counts), numbers.by_hash(ids, counts, None, lengths)
+    assert moved.in_bag_order and moved.keys_U.equal(plain.keys_U)
+    assert moved.counts_P.equal(plain.counts_P)
+    for bucket, before, after in zip(layout.buckets, plain.buckets, moved.buckets, strict=True):
+        left = iter(before.rows_N.tolist())
+        slots = range(bucket.first_slot, bucket.end_slot)
+        own = {s: [[next(left) for _ in bag] for bag in bags[s]] for s in slots}
+        in_order = [own[s][b] for b in range(batch) for s in slots]
+        assert after.rows_N.tolist() == [row for bag in in_order for row in bag]
+        if all(len(bag) == 1 for bag in in_order):
+            assert after.offsets_B1 is None
+        else:
+            assert after.offsets_B1 is not None
+            assert after.offsets_B1.tolist() == list(accumulate(map(len, in_order), initial=0))

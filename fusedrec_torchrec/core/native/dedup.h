@@ -1,13 +1,13 @@
-// Keys to unique keys and the inverse; see exchange/dedup.py and hot/index.py.
+// Keys to unique keys, grouped by part, and the inverse; see exchange/dedup.py and hot/index.py.
 #pragma once
 
 #include "checks.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <bit>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -18,19 +18,6 @@ template <typename Key>
 struct Slot {
   Key key = 0;
   int32_t number = 0; // of the key, from 1; 0 is empty
-};
-
-// A hash table with open addressing and linear probing, and the keys it holds.
-template <typename Key>
-struct Numbering {
-  std::vector<Slot<Key>> slots;
-  std::vector<Key> keys;
-  int shift = 0; // a key's home is the top bits of its hash
-
-  void resize(int bits) {
-    slots.assign(size_t{1} << bits, Slot<Key>{});
-    shift = 64 - bits;
-  }
 };
 
 inline size_t home(uint64_t key, int shift) {
@@ -46,46 +33,62 @@ inline Slot<Key>* find(Slot<Key>* slots, size_t mask, int shift, Key key) {
   return slots + at;
 }
 
-// Numbers the keys 0, 1, 2, ... in order of first occurrence.  The table is as large as the unique
-// keys of the last batch need, so that it stays in cache, and grows if this batch has more.
+// Numbers keys 0, 1, 2, ... in order of first occurrence: a hash table with open addressing and
+// linear probing, and the keys it holds.  The table is as large as the unique keys of the last batch
+// need, so that it stays in cache, and grows if this batch has more.
 template <typename Key>
-void number_keys(const Key* keys, int64_t ids, int32_t* inverse, Numbering<Key>& numbering) {
-  int bits = 12;
-  while ((size_t{1} << bits) < numbering.keys.size() * 4) {
-    ++bits;
+struct Numbering {
+  std::vector<Slot<Key>> slots;
+  std::vector<Key> keys;
+  int bits = 12, shift = 64 - 12; // a key's home is the top bits of its hash
+
+  void begin() {
+    bits = 12;
+    while ((size_t{1} << bits) < keys.size() * 4) {
+      ++bits;
+    }
+    resize();
+    keys.clear();
   }
-  numbering.resize(bits);
-  numbering.keys.resize(ids);
-  // Local copies: the compiler cannot know that writing to inverse leaves the members alone.
-  Slot<Key>* slots = numbering.slots.data();
-  Key* unique = numbering.keys.data();
-  int shift = numbering.shift;
-  size_t mask = numbering.slots.size() - 1, limit = numbering.slots.size() / 2;
-  size_t used = 0;
-  for (int64_t i = 0; i < ids; ++i) {
-    if (i + kAhead < ids) {
-      __builtin_prefetch(slots + home(keys[i + kAhead], shift), 1);
-    }
-    Slot<Key>* slot = find(slots, mask, shift, keys[i]);
-    if (slot->number == 0) {
-      unique[used++] = keys[i];
-      *slot = {keys[i], static_cast<int32_t>(used)};
-    }
-    inverse[i] = slot->number - 1;
-    if (used > limit) {
-      bits += 2;
-      numbering.resize(bits);
-      slots = numbering.slots.data();
-      shift = numbering.shift;
-      mask = numbering.slots.size() - 1;
-      limit = numbering.slots.size() / 2;
-      for (size_t u = 0; u < used; ++u) {
-        *find(slots, mask, shift, unique[u]) = {unique[u], static_cast<int32_t>(u + 1)};
+
+  void resize() {
+    slots.assign(size_t{1} << bits, Slot<Key>{});
+    shift = 64 - bits;
+  }
+
+  void add(const Key* added, int64_t count, int32_t* numbers) {
+    size_t used = keys.size();
+    keys.resize(used + count);
+    // Local copies: the compiler cannot know that writing to numbers leaves the members alone.
+    Slot<Key>* table = slots.data();
+    Key* unique = keys.data();
+    size_t mask = slots.size() - 1, limit = slots.size() / 2;
+    int top = shift;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) {
+        __builtin_prefetch(table + home(added[i + kAhead], top), 1);
+      }
+      Slot<Key>* slot = find(table, mask, top, added[i]);
+      if (slot->number == 0) {
+        unique[used++] = added[i];
+        *slot = {added[i], static_cast<int32_t>(used)};
+      }
+      numbers[i] = slot->number - 1;
+      if (used > limit) {
+        bits += 2;
+        resize();
+        table = slots.data();
+        top = shift;
+        mask = slots.size() - 1;
+        limit = slots.size() / 2;
+        for (size_t u = 0; u < used; ++u) {
+          *find(table, mask, top, unique[u]) = {unique[u], static_cast<int32_t>(u + 1)};
+        }
       }
     }
+    keys.resize(used);
   }
-  numbering.keys.resize(used);
-}
+};
 
 // Hot rows: a hash table of their keys, and the keys of their replicas.  Every slot is a pair
 // (key, key of the replica); the key is -1 in an empty one.
@@ -151,27 +154,20 @@ Tensor hot_table(const Tensor& keys_H, const Tensor& replicas_H) {
                                           : build_hot_table<int64_t>(keys_H, replicas_H);
 }
 
+// Groups unique keys by part, in order of first occurrence within a part; keys of hot rows become
+// those of their replicas.  Returns the keys and how many each part has; `place` says where each of
+// the keys that came in is now.
 template <typename Key>
-std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor& part_starts_P1,
-                                              const std::optional<Tensor>& table) {
-  const int64_t ids = keys_N.numel();
-  Tensor inverse_N = at::empty({ids}, keys_N.options().dtype(at::kInt));
-  int32_t* inverse = inverse_N.mutable_data_ptr<int32_t>();
-  thread_local Numbering<Key> kept; // no allocation in later batches
-  Numbering<Key>& numbering = kept;
-  number_keys(keys_N.const_data_ptr<Key>(), ids, inverse, numbering);
-
-  // Group the unique keys by part, in order of first occurrence within a part.
-  std::vector<Key>& unique = numbering.keys;
+std::tuple<Tensor, Tensor> group_by_part(const Checks& check, std::vector<Key>& unique,
+                                         const Tensor& part_starts_P1,
+                                         const std::optional<Tensor>& table,
+                                         std::vector<int32_t>& place) {
   const HotTable<Key> replica(table);
   const int64_t parts = part_starts_P1.numel() - 1;
   const Key* starts = part_starts_P1.const_data_ptr<Key>();
-  Checks("dedup").that(std::is_sorted(starts, starts + parts + 1), "part_starts must not descend");
-  Tensor counts_P = at::empty({parts}, keys_N.options().dtype(at::kLong));
+  check.that(std::is_sorted(starts, starts + parts + 1), "part_starts must not descend");
+  Tensor counts_P = at::zeros({parts}, part_starts_P1.options().dtype(at::kLong));
   int64_t* counts = counts_P.mutable_data_ptr<int64_t>();
-  std::fill(counts, counts + parts, 0);
-  thread_local std::vector<int32_t> kept_place;
-  std::vector<int32_t>& place = kept_place;
   place.resize(unique.size());
   bool outside = false;
   for (size_t u = 0; u < unique.size(); ++u) {
@@ -184,40 +180,33 @@ std::tuple<Tensor, Tensor, Tensor> dedup_keys(const Tensor& keys_N, const Tensor
     place[u] = static_cast<int32_t>(next - starts - 1);
     ++counts[place[u]];
   }
-  Checks("dedup").that(!outside, "keys and those of replicas must be in [", starts[0], ", ",
-                       starts[parts], ")");
+  check.that(!outside, "keys and those of replicas must be in [", starts[0], ", ", starts[parts],
+             ")");
   std::vector<int32_t> cursor(parts, 0);
   for (int64_t p = 1; p < parts; ++p) {
     cursor[p] = cursor[p - 1] + static_cast<int32_t>(counts[p - 1]);
   }
-  Tensor keys_U = at::empty({static_cast<int64_t>(unique.size())}, keys_N.options());
+  Tensor keys_U = at::empty({static_cast<int64_t>(unique.size())}, part_starts_P1.options());
   Key* grouped = keys_U.mutable_data_ptr<Key>();
   for (size_t u = 0; u < unique.size(); ++u) {
     place[u] = cursor[place[u]]++;
     grouped[place[u]] = unique[u];
   }
-  for (int64_t i = 0; i < ids; ++i) {
-    inverse[i] = place[inverse[i]];
-  }
-  return {keys_U, inverse_N, counts_P};
+  return {keys_U, counts_P};
 }
 
-std::tuple<Tensor, Tensor, Tensor> dedup(const Tensor& keys_N, const Tensor& part_starts_P1,
-                                         const std::optional<Tensor>& table) {
-  const Checks check("dedup");
-  check.dense("keys", keys_N, {at::kInt, at::kLong});
-  check.that(keys_N.numel() <= std::numeric_limits<int32_t>::max(), "keys must be fewer than 2^31");
-  check.dense("part_starts", part_starts_P1, {keys_N.scalar_type()});
+// The part starts are of a key type, and the table of hot rows is one of keys of that type.
+void check_parts(const Checks& check, const Tensor& part_starts_P1,
+                 const std::optional<Tensor>& table) {
+  check.dense("part_starts", part_starts_P1, {at::kInt, at::kLong});
   check.at_least("the number of part_starts", part_starts_P1.numel(), 2);
   if (table) {
-    check.dense("hot_table", *table, {keys_N.scalar_type()});
+    check.dense("hot_table", *table, {part_starts_P1.scalar_type()});
     check.is_matrix("hot_table", *table);
     check.that(table->size(0) >= 2 && std::has_single_bit(static_cast<uint64_t>(table->size(0))) &&
                    table->size(1) == 2,
                "hot_table must be a power of two of pairs, not of shape ", table->sizes());
   }
-  return keys_N.scalar_type() == at::kInt ? dedup_keys<int32_t>(keys_N, part_starts_P1, table)
-                                          : dedup_keys<int64_t>(keys_N, part_starts_P1, table);
 }
 
 } // namespace

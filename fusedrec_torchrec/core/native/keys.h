@@ -3,28 +3,24 @@
 
 #include "checks.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-
 #include <limits>
-#include <tuple>
 #include <type_traits>
 
 namespace {
 
-template <typename Id, typename Key>
-bool fill_keys(const Id* ids, const Tensor& counts_S, const Tensor& rows_S, const Tensor& starts_SW,
-               const Tensor& shifts_SW, Key* keys) {
-  const int64_t ranks = starts_SW.size(1);
-  const int64_t* counts = counts_S.const_data_ptr<int64_t>();
-  const int64_t* rows = rows_S.const_data_ptr<int64_t>();
-  bool bad = false;
-  for (int64_t s = 0; s < counts_S.numel(); ++s) {
-    const int64_t* starts = starts_SW.const_data_ptr<int64_t>() + s * ranks;
-    const int64_t* shifts = shifts_SW.const_data_ptr<int64_t>() + s * ranks;
-    for (int64_t i = 0; i < counts[s]; ++i) {
+// How the ids of a slot become keys: rank r owns the rows of its table from starts[r] on, and the
+// key of a row there is id + shifts[r].
+struct SlotKeys {
+  int64_t rows, ranks;
+  const int64_t *starts, *shifts;
+
+  // Returns whether any id is outside of the table; keys mean nothing then.
+  template <typename Id, typename Key>
+  bool fill(const Id* ids, int64_t count, Key* keys) const {
+    bool bad = false;
+    for (int64_t i = 0; i < count; ++i) {
       const int64_t id = ids[i];
-      bad |= static_cast<uint64_t>(id) >= static_cast<uint64_t>(rows[s]);
+      bad |= static_cast<uint64_t>(id) >= static_cast<uint64_t>(rows);
       int64_t owner = 0;
       if (ranks <= 8) {
         for (int64_t r = 1; r < ranks; ++r) {
@@ -36,49 +32,9 @@ bool fill_keys(const Id* ids, const Tensor& counts_S, const Tensor& rows_S, cons
       // Unsigned, because an id that is out of range may overflow.
       keys[i] = static_cast<Key>(static_cast<uint64_t>(id) + static_cast<uint64_t>(shifts[owner]));
     }
-    ids += counts[s];
-    keys += counts[s];
+    return bad;
   }
-  return bad;
-}
-
-// Keys of ids that come slot after slot, and whether any id is outside of its table; if so, all
-// keys are zero.  Rank r owns the rows of a slot's table from starts[r] on; key = id + shifts[r].
-std::tuple<Tensor, Tensor> keys(const Tensor& ids_N, const Tensor& counts_S, const Tensor& rows_S,
-                                const Tensor& starts_SW, const Tensor& shifts_SW,
-                                at::ScalarType key_type) {
-  const Checks check("keys");
-  check.dense("ids", ids_N, {at::kInt, at::kLong});
-  check.dense("counts", counts_S, {at::kLong});
-  check.dense("rows", rows_S, {at::kLong});
-  check.dense("starts", starts_SW, {at::kLong});
-  check.dense("shifts", shifts_SW, {at::kLong});
-  check.is_matrix("starts", starts_SW);
-  const int64_t slots = counts_S.numel();
-  check.length("rows", rows_S.numel(), slots);
-  check.that(starts_SW.size(0) == slots && starts_SW.size(1) > 0 &&
-                 shifts_SW.sizes() == starts_SW.sizes(),
-             "starts and shifts must have a line for each of ", slots,
-             " slots and a column for each rank, not the shapes ", starts_SW.sizes(), " and ",
-             shifts_SW.sizes());
-  check.length("ids", ids_N.numel(), check.sum("counts", as_array(counts_S)));
-  check.that(key_type == at::kInt || key_type == at::kLong, "key_type must be Int or Long, not ",
-             key_type);
-  Tensor keys_N = at::empty(ids_N.sizes(), ids_N.options().dtype(key_type));
-  const auto fill_as = [&](const auto* ids, auto* keys) {
-    return fill_keys(ids, counts_S, rows_S, starts_SW, shifts_SW, keys);
-  };
-  const auto fill = [&](const auto* ids) {
-    return key_type == at::kInt ? fill_as(ids, keys_N.mutable_data_ptr<int32_t>())
-                                : fill_as(ids, keys_N.mutable_data_ptr<int64_t>());
-  };
-  const bool bad = ids_N.scalar_type() == at::kInt ? fill(ids_N.const_data_ptr<int32_t>())
-                                                   : fill(ids_N.const_data_ptr<int64_t>());
-  if (bad) {
-    keys_N.zero_();
-  }
-  return {keys_N, at::full({}, bad, ids_N.options().dtype(at::kBool))};
-}
+};
 
 template <typename Id>
 FOR_THIS_CPU bool all_below(const Id* ids, int64_t count, Id rows) {

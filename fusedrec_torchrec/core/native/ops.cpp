@@ -5,9 +5,8 @@
 
 #include "bags.h"
 #include "dct.h"
-#include "dedup.h"
-#include "keys.h"
 #include "messages.h"
+#include "row_numbers.h"
 #include "sums.h"
 
 #include <torch/library.h>
@@ -17,12 +16,11 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
   m.def("from_bits(Tensor bits, int dim, int[] counts, int[] rooms) -> Tensor");
   m.def("select_entries(Tensor numbers, Tensor threshold, int[] counts, int[] rooms) "
         "-> (Tensor, Tensor, bool)");
-  m.def("keys(Tensor ids, Tensor counts, Tensor rows, Tensor starts, Tensor shifts, "
-        "ScalarType key_type) -> (Tensor, Tensor)");
   m.def("in_range(Tensor ids, Tensor counts, Tensor rows) -> bool");
   m.def("hot_table(Tensor keys, Tensor replicas) -> Tensor");
-  m.def("dedup(Tensor keys, Tensor part_starts, Tensor? hot_table=None) "
-        "-> (Tensor, Tensor, Tensor)");
+  m.def("number_rows(Tensor ids, Tensor lengths, int[] counts, Tensor rows, Tensor starts, "
+        "Tensor shifts, Tensor part_starts, Tensor? hot_table, int[] slot_ends, int batch) "
+        "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)");
   m.def("distinct_bags(Tensor ids, Tensor lengths, Tensor? weights, int[] bags, Tensor tables, "
         "Tensor looks) -> (Tensor, Tensor, Tensor, Tensor?, Tensor)");
   m.def("bag_units(Tensor lengths, Tensor distinct, Tensor ends, Tensor shards, int buckets, "
@@ -45,10 +43,9 @@ TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("to_bits", to_bits);
   m.impl("from_bits", from_bits);
   m.impl("select_entries", select_entries);
-  m.impl("keys", keys);
   m.impl("in_range", in_range);
   m.impl("hot_table", hot_table);
-  m.impl("dedup", dedup);
+  m.impl("number_rows", number_rows);
   m.impl("distinct_bags", distinct_bags);
   m.impl("bag_units", bag_units);
   m.impl("bag_cells", bag_cells);

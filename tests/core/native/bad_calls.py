@@ -13,27 +13,40 @@ from tests.core.native.calls import GOOD, Arguments, call, ints, spoiled
 
 # Of a good call these arguments are changed, and this is what the operator says.
 BAD: list[tuple[str, Arguments, str]] = [
-    ("keys", {"ids": torch.zeros(5)}, "ids must be Int or Long, not Float"),
-    ("keys", {"ids": torch.arange(10)[::2]}, "ids must be contiguous"),
-    ("keys", {"ids": torch.arange(4)}, "ids must have 5 elements, not 4"),
-    ("keys", {"counts": torch.tensor([7, -2])}, "counts must be at least 0, not -2"),
-    ("keys", {"counts": torch.tensor([2**63 - 1, 2**63 - 1])}, "the sum of counts is too large"),
-    ("keys", {"rows": torch.tensor([10])}, "rows must have 2 elements, not 1"),
-    ("keys", {"starts": torch.zeros(2, 3).long()}, "starts and shifts must have a line for each"),
-    ("keys", {"starts": torch.zeros(4).long()}, "starts must have 2 dimensions, not 1"),
-    ("keys", {"key_type": torch.float32}, "key_type must be Int or Long, not Float"),
+    ("number_rows", {"ids": torch.zeros(5)}, "ids must be Int or Long, not Float"),
+    ("number_rows", {"ids": torch.arange(10)[::2]}, "ids must be contiguous"),
+    ("number_rows", {"ids": torch.arange(4)}, "ids must have 5 elements, not 4"),
+    ("number_rows", {"counts": [7, -2]}, "counts must be at least 0, not -2"),
+    ("number_rows", {"counts": [2**63 - 1, 2**63 - 1]}, "the sum of counts is too large"),
+    ("number_rows", {"counts": [5]}, "counts must have 2 elements, not 1"),
+    ("number_rows", {"rows": torch.tensor([10])}, "counts must have 1 elements, not 2"),
+    ("number_rows", {"starts": torch.zeros(2, 3).long()}, "starts and shifts must have a line"),
+    ("number_rows", {"starts": torch.zeros(4).long()}, "starts must have 2 dimensions, not 1"),
+    ("number_rows", {"lengths": ints(2, 1, 0)}, "lengths must have 4 elements, not 3"),
+    ("number_rows", {"lengths": ints(2, 1, 3, -1)}, "lengths must be at least 0"),
+    ("number_rows", {"lengths": ints(2, 2, 0, 1)}, "lengths of slot 0 must add up to 3, not to 4"),
+    ("number_rows", {"lengths": torch.ones(4).long()}, "lengths must be Int, not Long"),
+    ("number_rows", {"batch": -1}, "batch must be at least 0, not -1"),
+    ("number_rows", {"batch": 2**62}, "lengths are too many: 2 times 4611686018427387904"),
+    ("number_rows", {"slot_ends": [2, 1]}, "slot_ends must not descend, and end with 2"),
+    ("number_rows", {"slot_ends": [-1, 2]}, "slot_ends must not descend, and end with 2"),
+    ("number_rows", {"slot_ends": []}, "slot_ends must not descend, and end with 2"),
+    ("number_rows", {"slot_ends": [0, 1, 1, 2]}, "as many parts for each of 4 buckets, not of 6"),
+    (
+        "number_rows",
+        {"shifts": torch.tensor([[0, 0], [28, 28]])},
+        "keys and those of replicas must be in [0, 30)",
+    ),
+    ("number_rows", {"part_starts": ints(0)}, "the number of part_starts must be at least 2"),
+    ("number_rows", {"part_starts": ints(0, 5, 4, 12, 14, 16, 30)}, "part_starts must not descend"),
+    ("number_rows", {"part_starts": torch.arange(7)}, "hot_table must be Long, not Int"),
+    ("number_rows", {"hot_table": ints(1, 2)[None]}, "hot_table must be a power of two of pairs"),
+    ("number_rows", {"hot_table": torch.zeros(2, 2)}, "hot_table must be Int, not Float"),
     ("in_range", {"rows": torch.tensor([10])}, "rows must have 2 elements, not 1"),
     ("in_range", {"counts": torch.tensor([2, 2])}, "ids must have 4 elements, not 3"),
     ("hot_table", {"keys": ints(3, -1, 8)}, "a key must be at least 0, not -1"),
     ("hot_table", {"replicas": ints(1)}, "replicas must have 3 elements, not 1"),
     ("hot_table", {"replicas": torch.arange(3)}, "replicas must be Int, not Long"),
-    ("dedup", {"keys": ints(3, 30)}, "keys and those of replicas must be in [0, 30)"),
-    ("dedup", {"keys": ints(3, -1)}, "keys and those of replicas must be in [0, 30)"),
-    ("dedup", {"part_starts": ints(0)}, "the number of part_starts must be at least 2, not 1"),
-    ("dedup", {"part_starts": ints(0, 12, 4, 30)}, "part_starts must not descend"),
-    ("dedup", {"part_starts": torch.arange(4)}, "part_starts must be Int, not Long"),
-    ("dedup", {"hot_table": ints(1, 2)[None]}, "hot_table must be a power of two of pairs"),
-    ("dedup", {"hot_table": torch.zeros(2, 2)}, "hot_table must be Int, not Float"),
     ("distinct_bags", {"lengths": ints(2, 1, 0)}, "lengths must have 4 elements, not 3"),
     ("distinct_bags", {"lengths": ints(2, 1, -1, 3)}, "lengths must be at least 0"),
     ("distinct_bags", {"ids": torch.arange(4)}, "ids must have 5 elements, not 4"),
@@ -126,8 +139,8 @@ def bad_calls() -> Iterator[str]:
 
 def search_in_a_full_table() -> Iterator[list[int]]:
     assert native.available()
-    arguments = GOOD["dedup"]() | {"hot_table": ints(1, 1, 2, 2).view(2, 2)}
-    yield call("dedup", arguments)[0].tolist()
+    arguments = GOOD["number_rows"]() | {"hot_table": ints(1, 1, 2, 2).view(2, 2)}
+    yield call("number_rows", arguments)[0].tolist()
 
 
 def throw(name: str, examples: int) -> Iterator[dict[str, int]]:

@@ -14,14 +14,18 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def keys() -> Arguments:
+def number_rows() -> Arguments:
     return {
         "ids": torch.tensor([0, 5, 9, 2, 1]),
-        "counts": torch.tensor([3, 2]),
+        "lengths": ints(2, 1, 0, 2),
+        "counts": [3, 2],
         "rows": torch.tensor([10, 4]),
         "starts": torch.tensor([[0, 5], [0, 2]]),
-        "shifts": torch.tensor([[0, 2], [5, 10]]),
-        "key_type": torch.int32,
+        "shifts": torch.tensor([[0, 0], [12, 14]]),
+        "part_starts": ints(0, 5, 10, 12, 14, 16, 30),
+        "hot_table": torch.ops.fusedrec.hot_table(ints(5, 12), ints(10, 20)),
+        "slot_ends": [1, 2],
+        "batch": 2,
     }
 
 
@@ -35,14 +39,6 @@ def in_range() -> Arguments:
 
 def hot_table() -> Arguments:
     return {"keys": ints(3, 5, 8), "replicas": ints(20, 21, 22)}
-
-
-def dedup() -> Arguments:
-    return {
-        "keys": ints(3, 7, 3, 0, 11, 7),
-        "part_starts": ints(0, 4, 12, 30),
-        "hot_table": torch.ops.fusedrec.hot_table(**hot_table()),
-    }
 
 
 def pack_rows() -> Arguments:
@@ -153,7 +149,7 @@ def from_bits() -> Arguments:
 GOOD: dict[str, Callable[[], Arguments]] = {
     each.__name__: each
     for each in (
-        *(keys, in_range, hot_table, dedup, distinct_bags, bag_units, bag_cells, pack_bags),
+        *(number_rows, in_range, hot_table, distinct_bags, bag_units, bag_cells, pack_bags),
         *(pack_rows, unpack, bag_sums, row_sums),
         *(select_entries, to_bits, from_bits),
     )

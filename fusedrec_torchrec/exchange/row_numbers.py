@@ -1,0 +1,162 @@
+"""Ids to the distinct rows that they ask for: keys, dedup, and which row is whose.
+
+On CPU that is one C++ operator, which also puts the ids into the order in which they are pooled.
+Without it, and on CUDA, it is done step by step (``keys``, ``dedup``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.dedup import Dedup, Occurrences, Unique
+from fusedrec_torchrec.exchange.keys import KeySpace
+from fusedrec_torchrec.exchange.layout import ExchangeLayout
+from fusedrec_torchrec.exchange.options import ExchangeOptions
+from fusedrec_torchrec.exchange.replication import ReplicaIndex
+
+__all__ = ["BucketRows", "NumberedRows", "RowNumbers", "rows_of_buckets"]
+
+
+@dataclass(frozen=True)
+class BucketRows:
+    """The ids of a bucket, by the rows that they ask for.
+
+    Attributes:
+        rows_N: for each id, the number of its row in the bucket's matrix of received rows, int32.
+        occurrences: the ids of each of these rows; None if not known.
+        offsets_B1: where bags begin, if ids are in the order (sample, slot) and some bags do not
+            have one id; else None.
+    """
+
+    rows_N: torch.Tensor
+    occurrences: Occurrences | None = None
+    offsets_B1: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NumberedRows:
+    """The distinct rows that a batch asks for.
+
+    Attributes:
+        keys_U: their keys, part after part, see ``Unique``.
+        counts_P: how many each part has, int64.
+        buckets: the ids of each bucket.
+        in_bag_order: whether ids are in the order (sample, slot), not in that of the batch.
+        bad: whether any id is out of its table's range, a 0-dim tensor; rows mean nothing then.
+    """
+
+    keys_U: torch.Tensor
+    counts_P: torch.Tensor
+    buckets: list[BucketRows]
+    in_bag_order: bool
+    bad: torch.Tensor
+
+
+class RowNumbers:
+    """Finds the distinct rows of batches.
+
+    Args:
+        layout: where rows live.
+        options: the user's settings.
+    """
+
+    def __init__(self, layout: ExchangeLayout, options: ExchangeOptions) -> None:
+        self._layout = layout
+        self._keys = KeySpace(layout, options)
+        self._dedup = Dedup(layout.part_starts_P1)
+        self._slot_ends = [bucket.end_slot for bucket in layout.buckets]
+        self._no_lengths = torch.empty(0, dtype=torch.int32)
+        self._native = native.available_on(layout.device)
+
+    def __call__(
+        self,
+        ids_N: torch.Tensor,
+        counts: list[int],
+        index: ReplicaIndex | None = None,
+        lengths_B: torch.Tensor | None = None,
+    ) -> NumberedRows:
+        """Finds the distinct rows of a batch.
+
+        Args:
+            ids_N: int32 or int64 ids, grouped by slot.
+            counts: the number of ids of each slot.
+            index: which rows are replicated.
+            lengths_B: ids of each bag, slot after slot, if all slots have as many bags and whoever
+                can do it is to put ids in the order (sample, slot).
+        """
+        if self._native:
+            return self.by_hash(ids_N, counts, index, lengths_B)
+        with stage("keys"):
+            keys_N, bad = self._keys.keys(ids_N, counts)
+        with stage("dedup"):
+            unique = self._dedup(keys_N, index)
+        per_bucket = self.per_bucket(counts)
+        buckets = list(rows_of_buckets(unique, len(self._layout.buckets), per_bucket))
+        return NumberedRows(unique.keys_U, unique.counts_P, buckets, False, bad)
+
+    def by_hash(
+        self,
+        ids_N: torch.Tensor,
+        counts: list[int],
+        index: ReplicaIndex | None = None,
+        lengths_B: torch.Tensor | None = None,
+    ) -> NumberedRows:
+        """Does it by the C++ operator; keys of a part come in the order of first occurrence."""
+        layout = self._layout
+        with stage("keys"):
+            ids_N = self._keys.hashed(ids_N, counts)
+        with stage("dedup"):
+            keys_U, rows_N, offsets, counts_P, bad = torch.ops.fusedrec.number_rows(
+                ids_N.contiguous(),
+                self._no_lengths if lengths_B is None else lengths_B.int().contiguous(),
+                counts,
+                layout.slot_rows_S,
+                layout.slot_starts_SW,
+                layout.slot_shifts_SW,
+                layout.part_starts_P1,
+                None if index is None else index.table,
+                self._slot_ends,
+                0 if lengths_B is None else lengths_B.numel() // len(counts),
+            )
+        per_bucket = rows_N.split(self.per_bucket(counts))
+        buckets = [
+            BucketRows(rows, offsets_B1=offsets[k] if offsets and offsets[k].numel() else None)
+            for k, rows in enumerate(per_bucket)
+        ]
+        in_order = lengths_B is not None and lengths_B.numel() > 0
+        return NumberedRows(keys_U, counts_P, buckets, in_order, bad)
+
+    def per_bucket(self, ids_per_slot: list[int]) -> list[int]:
+        """Returns how many ids each bucket has."""
+        return [sum(ids_per_slot[b.first_slot : b.end_slot]) for b in self._layout.buckets]
+
+    def describe_bad_ids(self, ids_N: torch.Tensor, counts: list[int]) -> str | None:
+        """Returns the error message for the first out-of-range id; for the error path only."""
+        return self._keys.describe_bad_ids(ids_N, counts)
+
+
+def rows_of_buckets(
+    unique: Unique, buckets: int, ids_per_bucket: list[int]
+) -> Iterator[BucketRows]:
+    """Yields for the ids of each bucket their rows in its matrix, and the ids of each of these."""
+    if buckets == 1:
+        yield BucketRows(unique.inverse_N, unique.occurrences)
+        return
+    counts_K = unique.counts_P.view(buckets, -1).sum(1)
+    first_row_K = counts_K.cumsum(0) - counts_K
+    first_id = 0
+    for ids, first_row in zip(ids_per_bucket, first_row_K, strict=True):
+        own = slice(first_id, first_id + ids)
+        occurrences = unique.occurrences
+        if occurrences is not None:
+            # Of static shape: there are at most as many rows as ids.
+            rows = first_row + torch.arange(ids + 1, device=first_row.device)
+            starts_U1 = occurrences.starts_U1.index_select(
+                0, rows.clamp_(max=occurrences.starts_U1.numel() - 1)
+            )
+            occurrences = Occurrences(occurrences.order_N[own] - first_id, starts_U1 - first_id)
+        yield BucketRows(unique.inverse_N[own] - first_row.int(), occurrences)
+        first_id += ids
