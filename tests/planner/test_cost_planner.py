@@ -22,12 +22,8 @@ from fusedrec_torchrec.planner.search.search_config import (
     HotSearchConfig,
     SearchConfig,
 )
-from fusedrec_torchrec.sharding.plan_file import (
-    plan_file_of,
-    read_plan,
-    sharding_plan_of,
-    write_plan,
-)
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
+from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from tests.cluster import Cluster
 from tests.planner.test_planner import FUSED, ROWS, Model, only, types
 
