@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.planner.types import PlannerError, Topology
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -132,7 +132,7 @@ def plans(rows: int, cap: int) -> str:
     """The tables fit on all ranks, and not on the ranks of a group."""
     plan = plan_for(rows, None, cap)
     assert not isinstance(plan, fr.GridShardingPlan)
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(PlannerError) as error:
         plan_for(rows, 2, cap)
     roomy = plan_for(rows, 2, 4 * cap)
     assert isinstance(roomy, fr.GridShardingPlan) and roomy.sharding_group_size == 2
