@@ -11,7 +11,7 @@ from fusedrec_torchrec.access.synthetic import BagKind
 from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.codecs.options import NARROW, CodecOptions, Codecs
 from fusedrec_torchrec.core.config import from_mapping, section, to_mapping
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE
+from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, StockSharding
 
 __all__ = [
     "CODEC_SYSTEMS",
@@ -29,12 +29,9 @@ __all__ = [
 ]
 
 SystemName = Literal[
-    "table_wise",
-    "row_wise",
-    "column_wise",
+    StockSharding,
     "table_row_wise",
     "planner",
-    "data_parallel",
     "fused_row_wise",
     "fused_table_wise",
     "fused_planner",
@@ -51,7 +48,7 @@ SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
 FUSED_PLANNER = "fused_planner"
 # Whose plan depends on the workload: a suite names them where they are worth their time.
-PLANNED_SYSTEMS: tuple[SystemName, ...] = ("fused_table_wise", "fused_planner")
+PLANNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_PLANNER)
 # How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
 CODEC_SYSTEMS: dict[str, Codecs] = {
     **{

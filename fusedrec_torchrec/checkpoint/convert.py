@@ -37,8 +37,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.checkpoint.contents import Contents, StoredTable
-from fusedrec_torchrec.checkpoint.file_names import METADATA_FILE
-from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, TableEntry
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST, METADATA_FILE
+from fusedrec_torchrec.checkpoint.manifest import Manifest, TableEntry
 from fusedrec_torchrec.checkpoint.save import PLAN_FILE
 from fusedrec_torchrec.checkpoint.table_state import COUNTS, parse_state
 from fusedrec_torchrec.checkpoint.writer import CheckedWriter

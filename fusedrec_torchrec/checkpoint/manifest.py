@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST
 from fusedrec_torchrec.core.config import NO_OTHER_KEYS, from_mapping
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
@@ -26,7 +27,6 @@ from fusedrec_torchrec.exchange.hashing import table_salt
 from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 
 __all__ = [
-    "MANIFEST",
     "Manifest",
     "TableEntry",
     "check_hashing",
@@ -35,7 +35,6 @@ __all__ = [
     "read_manifest",
 ]
 
-MANIFEST = "manifest.json"
 FORMAT = "fusedrec_torchrec checkpoint"
 VERSION = 1
 PACKAGES = ("fusedrec_torchrec", "torch", "torchrec")

@@ -23,7 +23,8 @@ from fusedrec_torchrec.core.all_ranks import (
     gather_from_all_ranks,
     raise_on_all_ranks,
 )
-from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, write_plan
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of
+from fusedrec_torchrec.sharding.plan_file import PlanFile, write_plan
 
 __all__ = ["PLAN_FILE", "SaveError", "partial_folder", "save_checkpoint", "write_checkpoint"]
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST, check_is_checkpoint
+from fusedrec_torchrec.checkpoint.manifest import Manifest, read_manifest
 from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.core.all_ranks import first_problem, gather_from_all_ranks
 from fusedrec_torchrec.core.folder_files import open_in_folder
 
 __all__ = ["CannotReadError", "check_file", "checksum", "verify", "verify_on_all_ranks"]
-
-SIGNS = (MANIFEST, ".metadata", "__0_0.distcp")  # of a checkpoint, whole or not
 
 
 class CannotReadError(ValueError):
@@ -64,13 +63,12 @@ def verify(
         ValueError: there is no checkpoint.
     """
     problems: list[str] = []
+    check_is_checkpoint(folder)
     try:
         manifest = read_manifest(folder)
         reader = CheckpointReader(folder)
         reader.metadata  # noqa: B018 - read here
     except ValueError as error:
-        if not folder.is_dir() or not any((folder / name).exists() for name in SIGNS):
-            raise
         return [str(error)]
     names = list(manifest.files if manifest is not None else _stored_files(reader))
     for name in progress(names) if progress else names:

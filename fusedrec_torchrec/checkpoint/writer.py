@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from fusedrec_torchrec.checkpoint.manifest import MANIFEST, Manifest
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST
+from fusedrec_torchrec.checkpoint.manifest import Manifest
 from fusedrec_torchrec.checkpoint.verify import checksum
 from fusedrec_torchrec.compat.distributed_checkpoint import StorageInfo
 from fusedrec_torchrec.core.files import sync_file

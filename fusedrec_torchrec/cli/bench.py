@@ -17,6 +17,7 @@ from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.training.data.file_names import MANIFEST
+from fusedrec_torchrec.training.data.lines import find_files
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 
 __all__ = ["add_command"]
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         suite = _suite(arguments)
         suite.chosen(arguments.only)
+        _check_data(arguments)
 
         from fusedrec_torchrec.bench.run import run_suite
 
@@ -110,6 +112,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     if arguments.suite is None or not arguments.suite.is_dir():
         suite = _suite(arguments)
         suite.chosen(arguments.only)
+    _check_data(arguments)
 
     from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
 
@@ -128,12 +131,21 @@ def _validate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_data(arguments: argparse.Namespace) -> None:
+    """Refuses data that is not there."""
+    if arguments.data is not None and not _is_prepared(arguments.data):
+        find_files(arguments.data)
+
+
+def _is_prepared(data: list[str]) -> bool:
+    return len(data) == 1 and (Path(data[0]) / MANIFEST).is_file()
+
+
 def _prepared(arguments: argparse.Namespace, scratch: Path) -> str | None:
     if arguments.data is None:
         return None
-    first = Path(arguments.data[0])
-    if len(arguments.data) == 1 and (first / MANIFEST).is_file():
-        return str(first)
+    if _is_prepared(arguments.data):
+        return str(arguments.data[0])
 
     from fusedrec_torchrec.training.data.prepare import prepare
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
-from fusedrec_torchrec.planner.cost.cluster import DEVICES, ClusterConfig
+from fusedrec_torchrec.core.device import DEVICES
+from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.training.config import LaunchConfig
 
 __all__ = ["add_command"]
@@ -23,7 +24,7 @@ def add_command(commands: Any) -> None:
         "fusedrec_torchrec.planner.calibrate.measure --output cluster.yaml",
     )
     parser.add_argument("--ranks", type=int, default=2, help="(default %(default)s)")
-    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--name", default="measured", help="of the cluster")
     parser.add_argument("--output", type=output_file, default=Path("cluster.yaml"))
     parser.add_argument(

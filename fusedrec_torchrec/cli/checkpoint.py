@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fusedrec_torchrec.checkpoint.file_names import FORMATS
-from fusedrec_torchrec.core.config import check_is_file
+from fusedrec_torchrec.checkpoint.file_names import FORMATS, check_is_checkpoint
+from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.sharding.sharding_type import FUSED, SHARDINGS
 from fusedrec_torchrec.training.run_state import find_checkpoints
 
@@ -78,6 +78,7 @@ def _checkpoint(path: Path) -> Path:
         if checkpoints:
             print(f"the latest of {len(checkpoints)}: {checkpoints[-1]}", file=sys.stderr)
             return checkpoints[-1]
+    check_is_checkpoint(path)
     return path
 
 
@@ -98,17 +99,22 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    path = _checkpoint(arguments.path)
+    plan = None
     if arguments.plan is not None:
-        check_is_file(arguments.plan)
         if arguments.table:
             raise ValueError("--table and --plan are both given: the plan has all tables")
+        plan, _ = read_plan(arguments.plan)
+        if arguments.world_size not in (None, plan.ranks):
+            raise ValueError(
+                f"--world-size is {arguments.world_size}, the plan is for {plan.ranks} ranks"
+            )
     tables = {}
     for pair in arguments.table:
         name, equals, sharding = pair.partition("=")
         if not equals:
             raise ValueError(f"--table is {pair!r}, must be NAME=SHARDING")
         tables[name] = sharding
+    path = _checkpoint(arguments.path)
 
     from fusedrec_torchrec.cli.checkpoint_actions import convert_checkpoint
 
@@ -116,7 +122,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         path,
         arguments.target,
         world_size=arguments.world_size,
-        plan_path=arguments.plan,
+        plan=plan,
         sharding=arguments.sharding or FUSED,
         tables=tables,
         is_verified=not arguments.no_verify,

@@ -14,7 +14,7 @@ from fusedrec_torchrec.checkpoint.convert import convert, plan_for
 from fusedrec_torchrec.checkpoint.export import export_table
 from fusedrec_torchrec.checkpoint.verify import verify
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
-from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
+from fusedrec_torchrec.sharding.plan_file import PlanFile
 from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 from fusedrec_torchrec.training.run_state import RUN_STATE, find_checkpoints, read_run_state
 
@@ -137,7 +137,7 @@ def convert_checkpoint(
     target: Path,
     *,
     world_size: int | None,
-    plan_path: Path | None,
+    plan: PlanFile | None,
     sharding: str,
     tables: Mapping[str, str],
     is_verified: bool,
@@ -148,8 +148,8 @@ def convert_checkpoint(
     Args:
         path: of the checkpoint.
         target: a new folder.
-        world_size: ranks; as many as wrote it, or as the plan has, if None.
-        plan_path: of a plan file, for its ranks and shardings; None if the next two say it.
+        world_size: ranks; as many as wrote it if None.
+        plan: has ranks and shardings; None if the arguments beside it say them.
         sharding: of all tables.
         tables: shardings of single tables, by name.
         is_verified: whether checksums are compared first.
@@ -159,11 +159,7 @@ def convert_checkpoint(
         ValueError: the checkpoint is damaged, or the plan does not fit.
     """
     contents = _checked(path, is_verified, quiet)
-    if plan_path is not None:
-        plan, _ = read_plan(plan_path)
-        if world_size not in (None, plan.ranks):
-            raise ValueError(f"--world-size is {world_size}, the plan is for {plan.ranks} ranks")
-    else:
+    if plan is None:
         manifest = contents.manifest
         ranks = 1 if manifest is None else manifest.world_size
         plan = plan_for(contents, ranks if world_size is None else world_size, sharding, tables)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fusedrec_torchrec.checkpoint.file_names import METADATA_FILE
 from fusedrec_torchrec.core.terminal import print_table
+from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.training.data.file_names import MANIFEST
 from fusedrec_torchrec.training.logs import read_log
 from fusedrec_torchrec.training.run_state import RUN_STATE, find_checkpoints
@@ -51,8 +52,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show_plan(path: Path) -> None:
-    from fusedrec_torchrec.sharding.plan_file import read_plan
-
     file, _ = read_plan(path)
     rows = []
     for name, table in file.tables.items():

@@ -8,9 +8,10 @@ from typing import Any
 
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.cli.settings import settings_help
-from fusedrec_torchrec.core.config import check_is_file
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.config import PlannerConfig, schema
+from fusedrec_torchrec.sharding.plan_diff import differences
+from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.training.planner_files import read_planner_files
 
 __all__ = ["add_command"]
@@ -96,12 +97,6 @@ def _other(words: list[str]) -> int:
             f"{' '.join(words)!r} is unknown; allowed: `plan --config FILE`, `plan diff A.yaml "
             "B.yaml`, `plan schema`"
         )
-    for word in words[1:]:
-        check_is_file(Path(word))
-
-    from fusedrec_torchrec.sharding.plan_diff import differences
-    from fusedrec_torchrec.sharding.plan_file import read_plan
-
     (first, _), (second, _) = (read_plan(Path(word)) for word in words[1:])
     rows = list(differences(first, second))
     if not rows:

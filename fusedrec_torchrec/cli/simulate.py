@@ -10,6 +10,7 @@ from typing import Any
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
 from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.planner.config import SCALINGS
 from fusedrec_torchrec.training.planner_files import read_planner_files
 
 __all__ = ["add_command"]
@@ -31,7 +32,7 @@ def add_command(commands: Any) -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="overrides one"
     )
     parser.add_argument("--ranks", default=RANKS, help="sizes of the cluster (default %(default)s)")
-    parser.add_argument("--scaling", choices=["weak", "strong", "both"], default="weak")
+    parser.add_argument("--scaling", choices=[*SCALINGS, "both"], default="weak")
     parser.add_argument("--batches", type=int, default=8, help="to sample (default %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of the sample")
     parser.add_argument("--plot", type=plot_file, default=None, help="draws throughput (.png)")
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     sizes = _sizes(arguments.ranks)
     if arguments.batches < 1:
         raise ValueError(f"--batches is {arguments.batches}, must be at least 1")
-    scalings = ["weak", "strong"] if arguments.scaling == "both" else [arguments.scaling]
+    scalings = SCALINGS if arguments.scaling == "both" else (arguments.scaling,)
     files = read_planner_files(arguments.config, [*arguments.set, f"ranks={sizes[0]}"])
     per_node = files.cluster.ranks_per_node
     for size in sizes:

@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_device(config.launch)
 
-    from fusedrec_torchrec.training.check_sharding import check_sharding
+    from fusedrec_torchrec.training.check_plan import check_plan
 
-    check_sharding(config, source, device_type(config.launch))
+    check_plan(config, source, device_type(config.launch))
     if one_machine and not folder_exists:
         check_folder()
     return _launch(config.launch, arguments)

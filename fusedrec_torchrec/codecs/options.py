@@ -1,9 +1,10 @@
 """The settings of codecs that a user can choose."""
 
-import math
 from typing import Literal, get_args
 
-from fusedrec_torchrec.core.config import OwnWords, section
+from pydantic import Field
+
+from fusedrec_torchrec.core.config import section
 
 __all__ = [
     "CODECS",
@@ -46,36 +47,25 @@ class CodecOptions:
             nothing.
     """
 
-    type: OwnWords[CodecType] = "fp32"
-    loss_scale: float | None = None
-    density: float | None = None
-    every: int | None = None
-    values: OwnWords[NumberType | None] = None
+    type: CodecType = "fp32"
+    loss_scale: float | None = Field(default=None, gt=0)
+    density: float | None = Field(default=None, gt=0, le=1)
+    every: int | None = Field(default=None, ge=1)
+    values: NumberType | None = None
     relative: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.type not in CODECS:
-            raise ValueError(f"type is {self.type!r}, must be one of {', '.join(CODECS)}")
-        if self.loss_scale is not None:
-            if self.type not in SCALED:
-                raise ValueError(
-                    f"loss_scale is {self.loss_scale} with type {self.type}, must be left out: it "
-                    "is of fp16 and bf16"
-                )
-            if not 0 < self.loss_scale < math.inf:
-                raise ValueError(f"loss_scale is {self.loss_scale}, must be positive and finite")
+        if self.loss_scale is not None and self.type not in SCALED:
+            raise ValueError(
+                f"loss_scale is {self.loss_scale} with type {self.type}, must be left out: it is "
+                "of fp16 and bf16"
+            )
         for name in ("density", "every", "values", "relative"):
             if self.type != "dct" and getattr(self, name) is not None:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} with type {self.type}, must be left out: it "
                     "is of dct"
                 )
-        if self.density is not None and not 0 < self.density <= 1:
-            raise ValueError(f"density is {self.density}, must be in (0, 1]")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every is {self.every}, must be at least 1")
-        if self.values is not None and self.values not in NUMBERS:
-            raise ValueError(f"values is {self.values!r}, must be one of {', '.join(NUMBERS)}")
 
     def __str__(self) -> str:
         if self.type != "dct":

@@ -1,7 +1,9 @@
 """What a user can choose for data-parallel gradients: which entries travel, and how."""
 
-from fusedrec_torchrec.codecs.options import NUMBERS, NumberType
-from fusedrec_torchrec.core.config import OwnWords, section
+from pydantic import Field
+
+from fusedrec_torchrec.codecs.options import NumberType
+from fusedrec_torchrec.core.config import section
 
 __all__ = ["ThresholdOptions"]
 
@@ -20,18 +22,8 @@ class ThresholdOptions:
         error_feedback: whether what does not travel is kept and added to the next gradients.
     """
 
-    density: float = 0.009
-    every: int = 10
-    values: OwnWords[NumberType] = "bf16"
-    min_elements: int = 256
+    density: float = Field(default=0.009, gt=0, le=1)
+    every: int = Field(default=10, ge=1)
+    values: NumberType = "bf16"
+    min_elements: int = Field(default=256, ge=0)
     error_feedback: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise ValueError(f"density is {self.density}, must be in (0, 1]")
-        if self.every < 1:
-            raise ValueError(f"every is {self.every}, must be at least 1")
-        if self.values not in NUMBERS:
-            raise ValueError(f"values is {self.values!r}, must be one of {', '.join(NUMBERS)}")
-        if self.min_elements < 0:
-            raise ValueError(f"min_elements is {self.min_elements}, must be at least 0")

@@ -6,6 +6,7 @@ Files, in reading order:
 - ``files``, ``folder_files``, ``json_file``: files that are whole or not there, files of a folder
   that somebody else made, JSON;
 - ``terminal``: tables for people;
+- ``device``: names of the devices;
 - ``all_ranks``: what goes wrong on one rank is raised on all;
 - ``lost_rank``: a rank that hangs or dies is named on all others;
 - ``fingerprint``: what all ranks were given is compared before a difference can do harm;

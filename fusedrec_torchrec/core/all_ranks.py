@@ -5,6 +5,7 @@ Where any rank may have a problem and nobody knows which, texts of all are gathe
 broadcast (``on_first_rank``, ``raise_bad_input``).
 """
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -88,27 +89,43 @@ def raise_naming_ranks(problem: str | None, group: dist.ProcessGroup | None = No
     raise ValueError(f"on rank {failed[0]}{others}: {first}")
 
 
-def on_first_rank(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def on_first_rank(
+    function: Callable[[], T],
+    group: dist.ProcessGroup | None = None,
+    carried: tuple[type[Exception], ...] = (ValueError, OSError),
+) -> T:
     """Returns on all ranks what a function returns on the first; all ranks must call it.
 
     Args:
         function: called on the first rank alone; what it returns is pickled.
         group: the ranks; all if None.
+        carried: exceptions of the function that are carried to all ranks.  Another one is raised on
+            the first rank alone, while the others wait for it.
 
     Raises:
-        ValueError: with the text of the ``ValueError`` or ``OSError`` that the function raised.
+        Exception: what the function raised on the first rank, if it is among ``carried``.
+        RuntimeError: in its place, with its text, if it cannot be pickled.
     """
     result: T | None = None
-    problem = None
+    problem: Exception | None = None
     if dist.get_rank(group) == 0:
         try:
             result = function()
-        except (ValueError, OSError) as error:
-            problem = str(error)
-    answer: tuple[T, str | None] = _from_rank(0, (result, problem), group)
+        except carried as error:
+            problem = _portable(error)
+    answer: tuple[T, Exception | None] = _from_rank(0, (result, problem), group)
     if answer[1] is not None:
-        raise ValueError(answer[1])
+        raise answer[1] if problem is None else problem
     return answer[0]
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the exception itself if other processes can read it, or else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of somebody else does when it is copied
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _from_rank(

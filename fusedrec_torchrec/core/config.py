@@ -45,6 +45,17 @@ T = TypeVar("T")
 MOST_PROBLEMS = 100  # that are named
 NO_OTHER_KEYS = ConfigDict(extra="forbid")
 IN_A_FILE = "in a file"
+BOUNDS = {
+    "gt": "greater than",
+    "ge": "greater than or equal to",
+    "lt": "less than",
+    "le": "less than or equal to",
+}
+# What pydantic calls problems with the size of a number; it names only the bound that is passed.
+OF_NUMBERS = (
+    *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
+    *("finite_number", "int_parsing", "int_type", "int_from_float", "float_parsing", "float_type"),
+)
 
 
 def _check_in_files(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
@@ -60,14 +71,16 @@ In a file, where the problem is told with its place, it is checked as every othe
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(FieldInfo,))
 def section(cls: type[T]) -> type[T]:
-    """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys.
+    """Makes a class a section of a configuration: frozen, keyword-only, no unknown keys, no NaN.
 
     What is wrong with an object that is made in Python is a ``ValueError`` in the words that a file
     with the same mistake is answered with; a missing or unknown argument is a ``TypeError``, as it
     is for every other class.
     """
     made: Any = pydantic_dataclass(
-        config=ConfigDict(**NO_OTHER_KEYS, json_schema_extra=_describe), frozen=True, kw_only=True
+        config=ConfigDict(**NO_OTHER_KEYS, allow_inf_nan=False, json_schema_extra=_describe),
+        frozen=True,
+        kw_only=True,
     )(cls)
     check_and_set = made.__init__
 
@@ -197,7 +210,30 @@ def _problem(cls: type[Any], item: dict[str, Any]) -> str:
     if item["type"] == "value_error":  # our own checks name the field and its value
         return f"{'.'.join(where)}: {message}" if where else message
     message = message[0].lower() + message[1:]
+    if item["type"] in OF_NUMBERS:
+        bounds = [text for text in _bounds(_field_at(cls, where)) if text not in message]
+        message = " and ".join([message, *bounds])
     return f"{'.'.join(where)} is {shown(what)}: {message.replace('input should', 'it should')}"
+
+
+def _bounds(field: FieldInfo | None) -> Iterator[str]:
+    """Yields the bounds of a number, in the words of pydantic."""
+    for bound in () if field is None else field.metadata:
+        for name, words in BOUNDS.items():
+            if hasattr(bound, name):
+                yield f"{words} {getattr(bound, name)}"
+
+
+def _field_at(cls: Any, path: Sequence[str]) -> FieldInfo | None:
+    """Returns the setting that a path leads to; None for an item of a list or a mapping."""
+    for key in path[:-1]:
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        if key in kinds:  # others are numbers and keys on the way
+            cls = _section_in(kinds[key])
+            if cls is None:
+                return None
+    field: FieldInfo | None = cls.__pydantic_fields__.get(path[-1])
+    return field
 
 
 def _section_at(cls: Any, path: Sequence[str]) -> Any:

@@ -3,6 +3,7 @@
 ================  =================================================================
 ``options``       what a user can choose
 ``cost``          when replication pays
+``rule_checks``   whether rules can be followed
 ``choose``        which rows are hot: ids, the most used, a memory budget, the cost model
 ``index``         key of a hot row -> key of its replica
 ``home``          replicas -> the owner's table and back, for checkpoints

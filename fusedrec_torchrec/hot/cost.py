@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fusedrec_torchrec.access.replication import (
     Line,
@@ -50,20 +51,11 @@ class CostOptions:
         hidden: share of the sync's time that runs beside other work.
     """
 
-    batch_size: int = 2048
-    all_to_all_bandwidth: float = 1e9
-    all_reduce_bandwidth: float = 1e9
-    latency: float = 1e-4
-    hidden: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "all_to_all_bandwidth", "all_reduce_bandwidth"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be more than 0")
-        if self.latency < 0:
-            raise ValueError(f"latency is {self.latency}, must be at least 0")
-        if not 0 <= self.hidden <= 1:
-            raise ValueError(f"hidden is {self.hidden}, must be in [0, 1]")
+    batch_size: int = Field(default=2048, ge=1)
+    all_to_all_bandwidth: float = Field(default=1e9, gt=0)
+    all_reduce_bandwidth: float = Field(default=1e9, gt=0)
+    latency: float = Field(default=1e-4, ge=0)
+    hidden: float = Field(default=0.5, ge=0, le=1)
 
     @property
     def links(self) -> Links:

@@ -25,8 +25,8 @@ class HotRule:
     """
 
     ids: OwnWords[Sequence[int] | None] = None
-    top_k: int | None = None
-    memory: int | None = None
+    top_k: int | None = Field(default=None, ge=1)
+    memory: int | None = Field(default=None, ge=1)
     cost_model: bool = False
 
     def __post_init__(self) -> None:
@@ -40,10 +40,6 @@ class HotRule:
                 f"a rule for hot rows sets {' and '.join(given) or 'nothing'}, must set exactly "
                 "one of ids, top_k, memory, cost_model"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}, must be at least 1")
-        if self.memory is not None and self.memory < 1:
-            raise ValueError(f"memory is {self.memory}, must be at least 1 byte")
 
 
 @section
@@ -59,22 +55,15 @@ class AdaptOptions:
         margin: a row must be used this many times as often as the row whose place it takes.
     """
 
-    every: int = 256
-    counters: int = 1 << 16
-    sample: int = 4
-    decay: float = 0.5
-    margin: float = 1.25
+    every: int = Field(default=256, ge=1)
+    counters: int = Field(default=1 << 16, ge=1)
+    sample: int = Field(default=4, ge=1)
+    decay: float = Field(default=0.5, ge=0, le=1)
+    margin: float = Field(default=1.25, ge=1)
 
     def __post_init__(self) -> None:
-        for name in ("every", "counters", "sample"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.every % self.sample:
             raise ValueError(f"every is {self.every}, must be a multiple of sample, {self.sample}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}, must be in [0, 1]")
-        if self.margin < 1:
-            raise ValueError(f"margin is {self.margin}, must be at least 1")
 
 
 @section
@@ -102,15 +91,13 @@ class HotOptions:
     tables: Mapping[str, HotRule] = Field(default={})
     hot_set: Path | None = None
     profile: Path | None = None
-    sync_every: int = 1
+    sync_every: int = Field(default=1, ge=1)
     hot_batches: bool = False
     adapt: AdaptOptions | None = None
     codec: CodecOptions | None = None
     cost: CostOptions = CostOptions()
 
     def __post_init__(self) -> None:
-        if self.sync_every < 1:
-            raise ValueError(f"sync_every is {self.sync_every}, must be at least 1")
         if self.rule is not None and self.rule.ids is not None:
             raise ValueError("rule.ids must be given table by table, in tables")
         if self.codec is not None and not self.codec.is_exact and self.adapt is not None:

@@ -1,7 +1,7 @@
 """What to plan for whom: the tree behind ``configs/planner/*.yaml`` and ``fusedrec plan``."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -9,7 +9,10 @@ from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 
-__all__ = ["DenseConfig", "PlannedTable", "PlannerConfig", "schema"]
+__all__ = ["SCALINGS", "DenseConfig", "PlannedTable", "PlannerConfig", "Scaling", "schema"]
+
+Scaling = Literal["weak", "strong"]  # as many samples for each rank, or as many in all
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 
 
 @section

@@ -322,21 +322,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             )
         # Not by TorchRec's invoke_on_rank_and_broadcast_result: in 1.8 it broadcasts from a rank of
         # the world, so that it needs a group with rank 0.
-        plan, error = on_first_rank(
-            partial(self._plan_or_error, module, sharders or fused_sharders()), pg
+        return on_first_rank(
+            partial(self.plan, module, sharders or fused_sharders()), pg, carried=(Exception,)
         )
-        if error is not None:
-            raise error
-        return plan
-
-    def _plan_or_error(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
-    ) -> tuple[ShardingPlan | None, Exception | None]:
-        try:
-            return self.plan(module, sharders), None
-        except Exception as error:
-            # Planner errors carry objects that only exist on this rank: send their text.
-            return None, RuntimeError(f"planning failed on rank 0: {error}")
 
 
 class _Planned(NamedTuple):

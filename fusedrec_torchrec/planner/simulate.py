@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.replication import cheapest
+from fusedrec_torchrec.planner.config import SCALINGS, Scaling
 from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, replica_bytes
 from fusedrec_torchrec.planner.cost.step import (
@@ -63,7 +64,7 @@ class Point:
     """
 
     system: str
-    scaling: str
+    scaling: Scaling
     ranks: int
     batch: int
     seconds: float | None
@@ -80,7 +81,7 @@ class Point:
 def simulate(
     planning: Planning,
     ranks: Sequence[int],
-    scalings: Sequence[str] = ("weak", "strong"),
+    scalings: Sequence[Scaling] = SCALINGS,
     systems: Sequence[str] = SYSTEMS,
     batches: int = 8,
     seed: int = 0,
@@ -127,7 +128,7 @@ class _OneSize:
         self._batches, self._seed = batches, seed
         self._known: dict[tuple[object, ...], float] = {}
 
-    def point(self, system: str, scaling: str) -> Point:
+    def point(self, system: str, scaling: Scaling) -> Point:
         runs = [run for run in self._runs(system) if self._seconds(run) is not None]
         cluster = self._cluster
         if not runs:

@@ -8,7 +8,8 @@ from fusedrec_torchrec.planner.cost.cluster import MB
 from fusedrec_torchrec.planner.model_tables import grid_options, plan_of
 from fusedrec_torchrec.planner.planning import Planning
 from fusedrec_torchrec.planner.search.decision import Decision
-from fusedrec_torchrec.sharding.plan_file import plan_file_of, write_plan
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of
+from fusedrec_torchrec.sharding.plan_file import write_plan
 
 __all__ = ["write_decision"]
 

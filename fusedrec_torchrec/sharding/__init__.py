@@ -4,6 +4,7 @@
 ``sharding_type``       its name
 ``plan_entries``        a table's part of a plan, and ``fused_row_wise()`` to write one
 ``plan_file``           plans as files
+``plan_conversion``     plans of TorchRec as such files, and back
 ``plan_diff``           what differs between two of them
 ``grid_options``        settings of 2D parallelism, which plans know, too
 ``optimizer_config``    the tables' optimizer in configuration files

@@ -1,9 +1,11 @@
 """What a user can choose about 2D parallelism."""
 
-from typing import Any, Literal, get_args
+from typing import Literal
+
+from pydantic import Field
 
 from fusedrec_torchrec.codecs.options import CodecOptions
-from fusedrec_torchrec.core.config import OwnWords, section
+from fusedrec_torchrec.core.config import section
 
 __all__ = ["GridOptions", "GridSync"]
 
@@ -11,7 +13,6 @@ GridSync = Literal["weights", "gradients"]
 Rows = Literal["touched", "all"]
 Overlap = Literal["none", "until_lookup", "one_step"]
 Layout = Literal["replicas_adjacent", "groups_adjacent"]
-CHOICES: dict[str, Any] = {"sync": GridSync, "rows": Rows, "overlap": Overlap, "layout": Layout}
 
 
 @section
@@ -39,26 +40,16 @@ class GridOptions:
             should be on one host; ``groups_adjacent``: the ranks of a group are.
     """
 
-    sharding_group_size: OwnWords[int]
-    sync_every: OwnWords[int] = 1
-    sync: OwnWords[GridSync] = "weights"
-    rows: OwnWords[Rows] = "touched"
+    sharding_group_size: int = Field(ge=1, strict=True)
+    sync_every: int = Field(default=1, ge=1, strict=True)
+    sync: GridSync = "weights"
+    rows: Rows = "touched"
     sync_optimizer_state: bool = True
-    overlap: OwnWords[Overlap] = "none"
+    overlap: Overlap = "none"
     codec: CodecOptions | None = None
-    layout: OwnWords[Layout] = "replicas_adjacent"
+    layout: Layout = "replicas_adjacent"
 
     def __post_init__(self) -> None:
-        for name in ("sharding_group_size", "sync_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}, must be a whole number of at least 1")
-        for name, choice in CHOICES.items():
-            allowed = get_args(choice)
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, must be one of {', '.join(allowed)}"
-                )
         if self.rows == "all" and self.overlap == "one_step":
             raise ValueError("overlap is 'one_step' with rows 'all', must be with rows 'touched'")
         if self.sync == "weights" and self.codec is not None:

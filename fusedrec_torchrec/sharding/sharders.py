@@ -30,6 +30,7 @@ from fusedrec_torchrec.compat.momentum_scale import (
     without_scale,
 )
 from fusedrec_torchrec.compat.stock_planner import stock_enumerator_asks
+from fusedrec_torchrec.core.device import DEVICES
 from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
@@ -65,7 +66,7 @@ class _FusedTypeMixin:
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
-        if compute_device_type not in ("cpu", "cuda"):
+        if compute_device_type not in DEVICES:
             return types
         return [*types, *self.fused_types]
 

@@ -20,18 +20,13 @@ __all__ = [
     "SHARDINGS",
     "FusedShardingType",
     "Sharding",
+    "StockSharding",
 ]
 
+# TorchRec's own.
+StockSharding = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 # What configuration files and the command can say about the sharding of a table.
-Sharding = Literal[
-    "fused_row_wise",
-    "fused_table_wise",
-    "fused_column_wise",
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "data_parallel",
-]
+Sharding = Literal["fused_row_wise", "fused_table_wise", "fused_column_wise", StockSharding]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
 

@@ -4,7 +4,8 @@ Files, in the order of a run:
 
 - ``config``, ``arguments``: what a user can set, and the command's arguments;
 - ``source``: opens the data, with ``data`` below it;
-- ``checks``, ``device``, ``check_sharding``: find what is wrong with a run before any rank starts;
+- ``checks``, ``check_sharding``, ``device``, ``check_plan``: find what is wrong with a run before
+  any rank starts;
 - ``run_folder``, ``run_state``: who may write into the folder of a run, and where the run goes on;
 - ``network``, ``rendezvous``, ``launch``: this machine as others see it, where machines meet, and
   how the ranks are started;

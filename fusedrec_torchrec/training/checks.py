@@ -1,22 +1,21 @@
 """What can be wrong with a run, as far as it can be found without torch.
 
 Settings that contradict each other or this machine come first, then the data, then the files and
-tables that settings name.  ``device`` and ``check_sharding`` find the rest.
+tables that settings name, then the sharding.  ``device`` and ``check_plan`` find the rest.
 """
-
-from collections.abc import Iterator
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.core.config import check_is_file
 from fusedrec_torchrec.hot.options import HotOptions
+from fusedrec_torchrec.training.check_sharding import check_sharding, tables_named
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.data.split import split
 from fusedrec_torchrec.training.network import interface_called
 from fusedrec_torchrec.training.source import hot_samples, open_source
 
-__all__ = ["open_data", "tables_named"]
+__all__ = ["open_data"]
 
 
 def open_data(config: TrainConfig, ranks: int, progress: bool) -> Source:
@@ -34,19 +33,10 @@ def open_data(config: TrainConfig, ranks: int, progress: bool) -> Source:
     source = open_source(config, progress)
     _check_samples(config, source)
     _check_tables(config, source)
+    check_sharding(config, source.table_rows)
     if config.data.hot_batches.order == "separated":
         hot_samples(config, source)
     return source
-
-
-def tables_named(config: TrainConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yields settings that name tables, with the names."""
-    sharding = config.sharding
-    hashed = sharding.exchange.hash_ids
-    yield "sharding.tables", list(sharding.tables)
-    yield "sharding.exchange.hash_ids", [] if isinstance(hashed, bool) else list(hashed)
-    yield "sharding.exchange.table_codecs", list(sharding.exchange.table_codecs)
-    yield "sharding.hot.tables", list(sharding.hot.tables)
 
 
 def _check_settings(config: TrainConfig, ranks: int) -> None:

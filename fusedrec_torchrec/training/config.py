@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fusedrec_torchrec.codecs.threshold_options import ThresholdOptions
 from fusedrec_torchrec.core.config import section
+from fusedrec_torchrec.core.device import Device
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.sharding.grid_options import GridOptions
@@ -324,7 +325,7 @@ class LaunchConfig:
     interface: str | None = Field(default=None, min_length=1)
     job: str = Field(default="fusedrec", min_length=1)
     max_restarts: int = Field(default=0, ge=0)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", Device] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     threads: int = Field(default=1, ge=1)
     timeout_seconds: int = Field(default=600, ge=1)

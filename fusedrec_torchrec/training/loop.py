@@ -18,6 +18,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
+from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.core.config import to_mapping, to_yaml
 from fusedrec_torchrec.core.lost_rank import explained, waiting
@@ -197,14 +198,13 @@ class Training:
 
     def _logged_evaluation(self) -> dict[str, float] | None:
         """Returns this step's evaluation on all ranks, if an earlier attempt has logged it."""
-        logged: list[dict[str, float] | None] = [None]
-        if self._is_first:
+
+        def logged() -> dict[str, float] | None:
             records = read_log(self._config.logging.directory)
             last = [r for r in records if r["kind"] == "eval" and r["step"] == self.step]
-            if last:
-                logged = [{k: v for k, v in last[-1].items() if isinstance(v, float)}]
-        dist.broadcast_object_list(logged)
-        return logged[0]
+            return {k: v for k, v in last[-1].items() if isinstance(v, float)} if last else None
+
+        return on_first_rank(logged)
 
     def _train_until(self, stop: int, stream: Iterator[Batch], bar: Any) -> None:
         config = self._config

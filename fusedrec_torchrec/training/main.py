@@ -19,7 +19,7 @@ from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.verify import CannotReadError, verify_on_all_ranks
 from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.training.arguments import add_arguments, load_config
-from fusedrec_torchrec.training.check_sharding import check_sharding
+from fusedrec_torchrec.training.check_plan import check_plan
 from fusedrec_torchrec.training.checks import open_data
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from fusedrec_torchrec.training.device import check_device, device_type
@@ -39,7 +39,7 @@ def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
     """
     source = open_data(config, ranks, progress)
     check_device(config.launch)
-    check_sharding(config, source, device_type(config.launch))
+    check_plan(config, source, device_type(config.launch))
     return source
 
 

@@ -20,7 +20,8 @@ from fusedrec_torchrec.grid.model_parallel import GridModelParallel
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.grid_options import GridOptions
-from fusedrec_torchrec.sharding.plan_file import PlanFile, plan_file_of, read_plan, sharding_plan_of
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
+from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
@@ -87,7 +88,8 @@ def shard_model(
     if grid is not None:
         grid.groups(dist.get_world_size())
     if file is not None:
-        file.check(dist.get_world_size(), device.type, str(config.plan))
+        file.check_device(device.type, str(config.plan))
+        file.check_ranks(dist.get_world_size(), str(config.plan))
         plan = sharding_plan_of(file, hot_set, model, sharders, str(config.plan))
     else:
         plan = _planned(model, config, source, device, sharders, grid)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.planner.config import PlannerConfig
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
@@ -17,20 +18,20 @@ class PlannerFiles:
     """Holds what the files of a planning task say.
 
     Attributes:
-        folder: where the planner configuration is, to which the paths in it are relative.
         config: the planner configuration.
         cluster: the cluster, with as many ranks as are planned for.
         train: the training configuration; None if the planner configuration lists tables.
+        profile: how often rows are used; None if the planner configuration names no profile.
     """
 
-    folder: Path
     config: PlannerConfig
     cluster: ClusterConfig
     train: TrainConfig | None
+    profile: AccessProfile | None
 
 
 def read_planner_files(path: Path, overrides: Sequence[str] = ()) -> PlannerFiles:
-    """Reads a planner configuration, and the cluster and the training that it names.
+    """Reads a planner configuration, and the cluster, training and profile that it names.
 
     Raises:
         ValueError: a file is missing, or something in it is unknown or out of range.
@@ -52,7 +53,8 @@ def read_planner_files(path: Path, overrides: Sequence[str] = ()) -> PlannerFile
             )
     elif config.ranks is not None:
         cluster = _with_ranks(cluster, config.ranks)
-    return PlannerFiles(folder=folder, config=config, cluster=cluster, train=train)
+    profile = None if config.profile is None else AccessProfile.load(folder / config.profile)
+    return PlannerFiles(config=config, cluster=cluster, train=train, profile=profile)
 
 
 def _with_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.planner.model_tables import table_loads
 from fusedrec_torchrec.planner.planning import Planning, model_of_tables
 from fusedrec_torchrec.sharding.fused_params import fused_params
@@ -20,19 +19,16 @@ __all__ = ["planning_of"]
 
 
 def planning_of(files: PlannerFiles, progress: bool = False) -> Planning:
-    """Opens the data and the profile of a planning task, and counts what tables are used for.
+    """Opens the data of a planning task, and counts what tables are used for.
 
     Raises:
         ValueError: a file is missing, or something in it is unknown or out of range.
     """
-    config, cluster, train = files.config, files.cluster, files.train
+    config, cluster, train, profile = files.config, files.cluster, files.train, files.profile
     optimizer = config.optimizer or (
         train.optimizer.embedding if train else EmbeddingOptimizerConfig()
     )
     sharders = fused_sharders(fused_params=fused_params(optimizer))
-    profile = None
-    if config.profile is not None:
-        profile = AccessProfile.load(files.folder / config.profile)
     zipf: Any = config.zipf
     poolings: dict[str, float] = {}
     if train is not None:

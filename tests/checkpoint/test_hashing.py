@@ -10,8 +10,8 @@ from safetensors import safe_open
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.export import export_table
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST
 from fusedrec_torchrec.checkpoint.load import load_checkpoint
-from fusedrec_torchrec.checkpoint.manifest import MANIFEST
 from fusedrec_torchrec.checkpoint.save import save_checkpoint
 from fusedrec_torchrec.cli.main import main
 from fusedrec_torchrec.exchange.hashing import table_salt

@@ -59,6 +59,7 @@ def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
 
 
 TINY, PLAN = str(ROOT / "configs" / "tiny.yaml"), str(ROOT / "configs" / "planner" / "tiny.yaml")
+QUICK = str(ROOT / "benchmarks" / "quick.yaml")
 MISTAKES = [
     ([], "usage: fusedrec"),
     (["fly"], "invalid choice: 'fly'"),
@@ -74,20 +75,34 @@ MISTAKES = [
     (["plan", "--config", PLAN, "--set", "serch.x=1"], "did you mean 'search'?"),
     (["plan", "--config", PLAN, "--set", "cluster=no.yaml"], "no.yaml does not exist"),
     (["plan", "--config", PLAN, "--ranks", "3"], "must be a multiple of 3 ranks"),
+    (["plan", "--config", PLAN, "--set", "profile=no.npz"], "no.npz does not exist"),
+    (["plan", "--config", PLAN, "--set", f"profile={TINY}"], "tiny.yaml is no access profile"),
     (["plan", "diff", "a.yaml", "b.yaml"], "configuration file a.yaml does not exist"),
+    (["plan", "diff", TINY, TINY], "tiny.yaml is no plan file"),
+    (["simulate", "--config", PLAN, "--set", "profile=no.npz"], "no.npz does not exist"),
     (["simulate", "--config", PLAN, "--ranks", "8,4"], "--ranks is '8,4', must be ascending"),
     (["simulate", "--config", PLAN, "--set", "serch.x=1"], "did you mean 'search'?"),
     (["bench", "no.yaml"], "configuration file no.yaml does not exist"),
     (["bench", "--set", "pairs=1"], "pairs is 1"),
     (["bench", "--only", "nothing"], "no workload's name contains 'nothing'"),
     (["bench", "."], ". holds no results of a benchmark"),
+    (["bench", QUICK, "--data", "no.txt"], "data file no.txt does not exist"),
+    (["bench", QUICK, "--validate-planner", "--data", "no.txt"], "no.txt does not exist"),
     (["calibrate", "--ranks", "1"], "--ranks is 1, must be at least 2"),
     (["calibrate", "--rates-of", "no.yaml"], "configuration file no.yaml does not exist"),
     (["checkpoint", "inspect", "no"], "no does not exist"),
+    (["checkpoint", "inspect", "."], ". is no checkpoint"),
+    (["checkpoint", "verify", "."], ". is no checkpoint"),
+    (["checkpoint", "convert", ".", "to"], ". is no checkpoint"),
+    (["checkpoint", "export", ".", "--output", "to"], ". is no checkpoint"),
+    (["checkpoint", "verify", TINY], "tiny.yaml is no checkpoint"),
+    (["checkpoint", "convert", ".", "to", "--plan", TINY], "tiny.yaml is no plan file"),
     (["checkpoint", "convert", ".", "to", "--table", "x"], "--table is 'x', must be NAME=SHARDING"),
     (["profile", "no.yaml"], "configuration file no.yaml does not exist"),
     (["profile", TINY, "--save", "x.npz", "--hot-rows", "0"], "--hot-rows is 0, must be at least"),
     (["inspect", "no"], "no does not exist"),
+    (["inspect", "no.npz"], "no.npz does not exist"),
+    (["inspect", TINY], "tiny.yaml is no plan file"),
     (["inspect", "."], ". holds nothing that inspect knows"),
 ]
 
@@ -99,12 +114,23 @@ def test_mistakes_are_answered_without_anything_heavy(tmp_path: Path) -> None:
         assert problem in text, arguments
 
 
+HOT = ["--set", "sharding.hot.tables.country.ids=[999999999]"]
 OF_DATA = [
     (["train", "--config", TINY, "--set", "launch.ranks=3"], "must be a multiple of the number of"),
     (["train", "--config", TINY, "--set", "sharding.tables.movie=row_wise"], "names 'movie'"),
     (["train", "--config", TINY, "--set", "data.synthetic.samples=100"], "do not fill one batch"),
     (["train", "--config", TINY, "--set", "plan=no.yaml"], "no.yaml does not exist"),
+    (["train", "--config", TINY, "--set", f"plan={TINY}"], "tiny.yaml is no plan file"),
     (["train", "--config", TINY, "--set", "sharding.hot.hot_set=no.npz"], "no.npz does not exist"),
+    (["train", "--config", TINY, *HOT], "id 999999999 is out of range [0, "),
+    (
+        ["train", "--config", TINY, *HOT, "--set", "sharding.tables.country=table_wise"],
+        "names 'country', whose sharding is table_wise, must be fused_row_wise",
+    ),
+    (
+        ["train", "--config", TINY, "--set", "sharding.hot.rule.cost_model=true"],
+        "cost_model needs hot.profile",
+    ),
     (["prepare", "no.tsv", "--output", "out"], "data file no.tsv does not exist"),
     (["profile", "no.tsv"], "data file no.tsv does not exist"),
     (["separate", "no", "--hot-set", "no.npz", "--output", "out"], "no.npz does not exist"),

@@ -314,11 +314,11 @@ def test_what_is_left_goes_on_with_a_checkpoint(cluster_2: Cluster) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"density": 0.0}, r"density is 0.0, must be in \(0, 1\]"),
-        ({"density": 1.1}, r"density is 1.1, must be in \(0, 1\]"),
-        ({"every": 0}, "every is 0, must be at least 1"),
-        ({"values": "int8"}, "values is 'int8', must be one of fp32, fp16, bf16"),
-        ({"min_elements": -1}, "min_elements is -1, must be at least 0"),
+        ({"density": 0.0}, "is 0.0: it should be greater than 0 and less than or equal to 1"),
+        ({"density": 1.1}, "density is 1.1: it should be less than or equal to 1 and greater"),
+        ({"every": 0}, "every is 0: it should be greater than or equal to 1"),
+        ({"values": "int8"}, "values is 'int8': it should be 'fp32', 'fp16' or 'bf16'"),
+        ({"min_elements": -1}, "min_elements is -1: it should be greater than or equal to 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: Any, text: str) -> None:

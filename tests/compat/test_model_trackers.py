@@ -28,7 +28,15 @@ def tracked(case: Case, mode: str, skipped: list[str]) -> str | int:
 def test_a_tracker_of_fused_tables_is_refused(cluster_2: Cluster, kind: str, mode: str) -> None:
     case = Case(tables=TABLES, batch_sizes=(6, 4), kind=kind, optimizer="rowwise_adagrad")
     for text in cluster_2.run(tracked, case, mode, []):
-        assert str(text).startswith("tables a, c are fused_row_wise, which TorchRec's model track")
+        assert str(text).startswith("tables a, c are fused, which TorchRec's model trackers cannot")
+
+
+def test_a_tracker_of_tables_that_owners_pool_is_refused(cluster_2: Cluster) -> None:
+    tables = (Table("a", 50, sharding="fused_table_wise"), Table("b", 9, sharding="row_wise"))
+    case = Case(tables=tables, batch_sizes=(6, 4))
+    for text in cluster_2.run(tracked, case, "ID_ONLY", []):
+        assert str(text).startswith("tables a are fused, which TorchRec's model trackers cannot")
+        assert str(text).endswith("or give the tables a sharding type of TorchRec's")
 
 
 def test_modules_with_fused_tables_can_be_skipped(cluster_2: Cluster) -> None:

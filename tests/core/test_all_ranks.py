@@ -41,7 +41,7 @@ def text_of(function: Callable[[], object]) -> str:
     """What a function returns, or the text of its error."""
     try:
         return f"returned {function()}"
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return str(error)
 
 
@@ -66,6 +66,57 @@ def test_all_get_what_the_first_rank_of_a_group_gets(cluster_4: Cluster) -> None
 def test_all_raise_what_the_first_rank_of_a_group_raises(cluster_4: Cluster) -> None:
     want = "no file on rank 1"
     assert cluster_4.run(first_of_group, True) == [None, want, None, want]
+
+
+class DetailedError(Exception):
+    """An error that says more than its text."""
+
+    def __init__(self, text: str, detail: object = None) -> None:
+        self.detail = detail
+        super().__init__(text)
+
+
+class DemandingError(Exception):
+    """An error that pickle cannot make anew."""
+
+    def __init__(self, *, number: int) -> None:
+        super().__init__(f"the number is {number}")
+
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "value": lambda: ValueError("a bad value"),
+    "file": lambda: FileNotFoundError("no file"),
+    "detail": lambda: DetailedError("a detail", 3),
+    "local": lambda: DetailedError("a detail", lambda: 3),
+    "demanding": lambda: DemandingError(number=3),
+}
+
+
+def error_on_first_rank(kind: str) -> tuple[str, str, object]:
+    def function() -> None:
+        raise ERRORS[kind]()
+
+    try:
+        on_first_rank(function, carried=(Exception,))
+    except Exception as error:
+        return type(error).__name__, str(error), getattr(error, "detail", None)
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize(
+    ("kind", "want"),
+    [
+        ("value", ("ValueError", "a bad value", None)),
+        ("file", ("FileNotFoundError", "no file", None)),
+        ("detail", ("DetailedError", "a detail", 3)),
+        ("local", ("RuntimeError", "DetailedError: a detail", None)),
+        ("demanding", ("RuntimeError", "DemandingError: the number is 3", None)),
+    ],
+)
+def test_an_error_is_the_same_on_all_ranks_if_it_can_be(
+    cluster_2: Cluster, kind: str, want: tuple[str, str, object]
+) -> None:
+    assert cluster_2.run(error_on_first_rank, kind) == [want, want]
 
 
 def named(problems: list[str | None]) -> str:

@@ -207,7 +207,19 @@ def test_there_is_a_configuration_for_each_purpose() -> None:
             {"sharding": {"tables": {"a": "x"}}},
             "sharding.tables.a is 'x': it should be 'fused_row_wise'",
         ),
-        ({"sharding": {"exchange": {"input_dist": "x"}}}, "input_dist is 'x', must be one of"),
+        ({"sharding": {"exchange": {"input_dist": "x"}}}, "input_dist is 'x': it should be"),
+        (
+            {"sharding": {"hot": {"adapt": {"decay": 2}}}},
+            "hot.adapt.decay is 2: it should be less than or equal to 1 and greater than or equal",
+        ),
+        (
+            {"sharding": {"hot": {"tables": {"a": {"top_k": 0}}}}},
+            "hot.tables.a.top_k is 0: it should be greater than or equal to 1",
+        ),
+        (
+            {"sharding": {"hot": {"cost": {"latency": float("nan")}}}},
+            "hot.cost.latency is nan: it should be a finite number and greater than or equal to 0",
+        ),
         ({"sharding": {"exchange": {"slack": 1}}}, "sharding.exchange.slack is unknown"),
         (
             {"optimizer": {"schedule": {"warmup_steps": 9, "decay_start": 5}}},

@@ -10,10 +10,15 @@ from fusedrec_torchrec import ExchangeOptions
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"input_dist": "fast"}, r"input_dist is 'fast', must be one of \('single_shot', 'exact"),
-        ({"extra_features": "drop"}, r"extra_features is 'drop', must be one of \('error', 'ign"),
+        ({"input_dist": "fast"}, "input_dist is 'fast': it should be 'single_shot' or 'exact_"),
+        ({"extra_features": "drop"}, "extra_features is 'drop': it should be 'error' or 'ignore'"),
         ({"hash_ids": "t1"}, r"hash_ids is the string 't1', must be True, False or a list"),
-        ({"capacity_slack": -0.1}, r"capacity_slack is -0.1, must be in \[0, 10\]"),
+        (
+            {"capacity_slack": -0.1},
+            "capacity_slack is -0.1: it should be greater than or equal to 0 and less than or "
+            "equal to 10",
+        ),
+        ({"capacity_slack": float("nan")}, "capacity_slack is nan: it should be a finite number"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 """Which rows become hot, and what is refused before training starts."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,8 @@ def test_unknown_tables(cluster_2: Cluster) -> None:
     [
         ({}, "sets nothing, must set exactly one of ids, top_k, memory, cost_model"),
         ({"ids": [1], "top_k": 1}, "sets ids and top_k, must set exactly one"),
-        ({"top_k": 0}, "top_k is 0, must be at least 1"),
-        ({"memory": 0}, "memory is 0, must be at least 1 byte"),
+        ({"top_k": 0}, "top_k is 0: it should be greater than or equal to 1"),
+        ({"memory": 0}, "memory is 0: it should be greater than or equal to 1"),
     ],
 )
 def test_bad_rules(rule: dict[str, Any], text: str) -> None:
@@ -216,18 +217,28 @@ def test_bad_rules(rule: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "text"),
     [
-        (fr.HotOptions, {"sync_every": 0}, "sync_every is 0, must be at least 1"),
+        (fr.HotOptions, {"sync_every": 0}, "sync_every is 0: it should be greater"),
         (fr.HotOptions, {"rule": fr.HotRule(ids=[1])}, "rule.ids must be given table by table"),
         (
             fr.HotOptions,
             {"rule": fr.HotRule(top_k=1), "hot_set": Path("x")},
             "rule and hot_set are both given",
         ),
-        (fr.AdaptOptions, {"every": 0}, "every is 0, must be at least 1"),
-        (fr.AdaptOptions, {"counters": 0}, "counters is 0, must be at least 1"),
+        (fr.AdaptOptions, {"every": 0}, "every is 0: it should be greater than or equal to 1"),
+        (fr.AdaptOptions, {"counters": 0}, "counters is 0: it should be greater than or"),
         (fr.AdaptOptions, {"every": 10, "sample": 3}, "must be a multiple of sample, 3"),
-        (fr.AdaptOptions, {"decay": 1.5}, r"decay is 1.5, must be in \[0, 1\]"),
-        (fr.AdaptOptions, {"margin": 0.5}, "margin is 0.5, must be at least 1"),
+        (
+            fr.AdaptOptions,
+            {"decay": 1.5},
+            "decay is 1.5: it should be less than or equal to 1 and greater than or equal to 0",
+        ),
+        (fr.AdaptOptions, {"margin": 0.5}, "margin is 0.5: it should be greater than or equal to"),
+        (
+            fr.AdaptOptions,
+            {"every": 64, "margin": math.nan},
+            "margin is nan: it should be a finite",
+        ),
+        (fr.AdaptOptions, {"decay": math.nan}, "decay is nan: it should be a finite number"),
     ],
 )
 def test_bad_options(kind: Any, options: dict[str, Any], text: str) -> None:

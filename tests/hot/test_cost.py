@@ -1,6 +1,7 @@
 """The cost model: each way in which replication can pay, and the answer "nothing"."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -180,13 +181,15 @@ def test_rows_that_nobody_asks_for_twice_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("batch_size", 0, "more than 0"),
-        ("all_to_all_bandwidth", -1.0, "more than 0"),
-        ("all_reduce_bandwidth", 0.0, "more than 0"),
-        ("latency", -1.0, "at least 0"),
-        ("hidden", 1.5, r"in \[0, 1\]"),
+        ("batch_size", 0, "greater than or equal to 1"),
+        ("all_to_all_bandwidth", -1.0, "greater than 0"),
+        ("all_to_all_bandwidth", math.inf, "a finite number and greater than 0"),
+        ("all_reduce_bandwidth", 0.0, "greater than 0"),
+        ("latency", -1.0, "greater than or equal to 0"),
+        ("latency", math.nan, "a finite number and greater than or equal to 0"),
+        ("hidden", 1.5, "less than or equal to 1 and greater than or equal to 0"),
     ],
 )
 def test_bad_settings(field: str, value: float, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is {value}, must be {allowed}"):
+    with pytest.raises(ValueError, match=f"{field} is {value}: it should be {allowed}$"):
         CostOptions(**{field: value})  # type: ignore[arg-type]

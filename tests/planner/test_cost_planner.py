@@ -22,12 +22,8 @@ from fusedrec_torchrec.planner.search.search_config import (
     HotSearchConfig,
     SearchConfig,
 )
-from fusedrec_torchrec.sharding.plan_file import (
-    plan_file_of,
-    read_plan,
-    sharding_plan_of,
-    write_plan,
-)
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
+from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from tests.cluster import Cluster
 from tests.planner.test_planner import FUSED, ROWS, Model, only, types
 
@@ -212,7 +208,7 @@ def plan_together(skew: float | None) -> tuple[ShardingPlan | str, Any]:
     planner = planned(cluster, profile=profile(skew or 1.0))
     try:
         plan = planner.collective_plan(Model(), fr.fused_sharders())
-    except RuntimeError as error:
+    except ValueError as error:
         return str(error), None
     return plan, planner.decision is not None
 
@@ -276,3 +272,19 @@ def test_selected_options_of_torchrecs_own_search() -> None:
     searched = planner.get_search_space()
     assert searched is not None
     assert {option.name: option.sharding_type for option in searched} == types(plan)
+
+
+def refused_plan() -> str:
+    bad = {"none": ParameterConstraints(sharding_types=["table_wise"])}
+    try:
+        fr.FusedShardingPlanner(cluster=CLUSTER, constraints=bad).collective_plan(Model())
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_constraints_that_rank_0_refuses_are_a_value_error_on_all_ranks(
+    cluster_2: Cluster,
+) -> None:
+    first, second = cluster_2.run(refused_plan)
+    assert first == second and "'none'" in first

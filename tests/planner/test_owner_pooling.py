@@ -17,12 +17,8 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.bag_counts import CountedBags
-from fusedrec_torchrec.sharding.plan_file import (
-    plan_file_of,
-    read_plan,
-    sharding_plan_of,
-    write_plan,
-)
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
+from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
     FUSED_COLUMN_WISE,

@@ -445,7 +445,7 @@ def test_collective_plan_in_a_group_without_rank_0(cluster_4: Cluster) -> None:
     assert answers == [None, answers[1], answers[1], None]
     plan, error = answers[1]
     assert FUSED in plan and "table_wise" in plan
-    assert error.startswith("planning failed on rank 0: ")
+    assert error.startswith("INSUFFICIENT_STORAGE: ")
 
 
 def test_row_wise_is_planned_on_cpu_when_it_is_asked_for() -> None:
@@ -481,12 +481,12 @@ def error_of_collective_plan(group: dist.ProcessGroup | None = None) -> str:
     topology = Topology(world_size=2, compute_device="cpu", ddr_cap=1 << 20)
     try:
         fr.FusedShardingPlanner(topology=topology).collective_plan(tables, pg=group)
-    except RuntimeError as error:
-        return str(error)
+    except PlannerError as error:
+        return f"{error.error_type.name}: {error}"
     return "no error"
 
 
 def test_a_plan_that_fails_on_rank_0_fails_on_all_ranks(cluster_2: Cluster) -> None:
     first, second = cluster_2.run(error_of_collective_plan)
     assert first == second
-    assert first.startswith("planning failed on rank 0: ")
+    assert first.startswith("INSUFFICIENT_STORAGE: ")

@@ -30,6 +30,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.hot.options import HotRule
+from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
 from fusedrec_torchrec.sharding.plan_diff import differences
 from fusedrec_torchrec.sharding.plan_entries import (
     FusedParameterSharding,
@@ -38,15 +39,7 @@ from fusedrec_torchrec.sharding.plan_entries import (
     fused_row_wise,
     fused_table_wise,
 )
-from fusedrec_torchrec.sharding.plan_file import (
-    PlanFile,
-    _numbers,
-    _runs,
-    plan_file_of,
-    read_plan,
-    sharding_plan_of,
-    write_plan,
-)
+from fusedrec_torchrec.sharding.plan_file import PlanFile, _numbers, _runs, read_plan, write_plan
 
 RANKS = 4
 ROWS = {"a": 10, "b": 3, "c": 500}
@@ -232,9 +225,9 @@ def test_plans_for_another_model(tmp_path: Path, old: str, new: str, problem: st
 def test_a_plan_for_another_cluster(tmp_path: Path) -> None:
     file, _ = read_plan(written(tmp_path, GOOD))
     with pytest.raises(ValueError, match="is a plan for 2 ranks, here are 8: plan again"):
-        file.check(8, "cpu", "plan.yaml")
+        file.check_ranks(8, "plan.yaml")
     with pytest.raises(ValueError, match="is a plan for cpu, here is cuda"):
-        file.check(2, "cuda", "plan.yaml")
+        file.check_device("cuda", "plan.yaml")
 
 
 def test_codecs_of_a_plan(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from fusedrec_torchrec.checkpoint import save as module
-from fusedrec_torchrec.checkpoint.manifest import MANIFEST
+from fusedrec_torchrec.checkpoint.file_names import MANIFEST
 from fusedrec_torchrec.training.checkpoint import Checkpointer
 from fusedrec_torchrec.training.run_state import RunState, find_checkpoints
 from tests.cluster import Cluster

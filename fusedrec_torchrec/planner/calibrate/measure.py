@@ -42,11 +42,12 @@ from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_yaml
+from fusedrec_torchrec.core.device import DEVICES
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link
 from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
-from fusedrec_torchrec.planner.cost.cluster import DEVICES, GB, ClusterConfig, LinkConfig
+from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
@@ -397,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="fusedrec calibrate")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--name", default="measured")
-    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--rates-of", type=Path, help="cluster file of the same machines")
     parser.add_argument("--store", help="file for the ranks to meet, in place of the environment")
     parser.add_argument("--quiet", action="store_true")

@@ -5,18 +5,15 @@ link it uses, and the time of the slower kind to carry its bytes; an all-to-all 
 each rank at the other end.
 """
 
-from typing import Literal, get_args
-
 from pydantic import Field
 
 from fusedrec_torchrec.access.replication import Line, Links
 from fusedrec_torchrec.core.config import section
+from fusedrec_torchrec.core.device import Device
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
-__all__ = ["DEVICES", "ClusterConfig", "LinkConfig", "RatesConfig"]
+__all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
-Device = Literal["cuda", "cpu"]
-DEVICES: tuple[Device, ...] = get_args(Device)
 GB, MB = 1e9, 1e6
 # How much faster ids of bags are read than made unique, and their rows added up than touched.
 BAGS_FASTER = {"bag_ids": 4.0, "bag_lookup": 10.0}

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
+from fusedrec_torchrec.planner.config import Scaling
 from fusedrec_torchrec.planner.simulate import Point
 
 __all__ = ["print_scaling"]
 
 
-def print_scaling(scaling: str, points: Sequence[Point]) -> None:
+def print_scaling(scaling: Scaling, points: Sequence[Point]) -> None:
     """Prints the points of weak or of strong scaling; efficiency is that of a system's first."""
     first: dict[str, Point] = {}
     rows = []

@@ -2,7 +2,9 @@
 
 from typing import Literal, get_args
 
-from fusedrec_torchrec.core.config import OwnWords, section
+from pydantic import Field
+
+from fusedrec_torchrec.core.config import section
 from fusedrec_torchrec.training.data.vocabulary import RESERVED
 
 __all__ = ["DENSE_TRANSFORMS", "ON_BAD_LINE", "DenseTransform", "OnBadLine", "PrepareOptions"]
@@ -28,28 +30,15 @@ class PrepareOptions:
         memory_mb: about what counting the values of a column may use.
     """
 
-    min_count: int = 1
+    min_count: int = Field(default=1, ge=1)
     max_rows: int | None = None
-    dense_transform: OwnWords[DenseTransform] = "log"
-    on_bad_line: OwnWords[OnBadLine] = "error"
-    part_rows: int = 1 << 19
-    group_rows: int = 8192
-    memory_mb: int = 1024
+    dense_transform: DenseTransform = "log"
+    on_bad_line: OnBadLine = "error"
+    part_rows: int = Field(default=1 << 19, ge=1)
+    group_rows: int = Field(default=8192, ge=1)
+    memory_mb: int = Field(default=1024, ge=1)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("min_count", 1),
-            ("part_rows", 1),
-            ("group_rows", 1),
-            ("memory_mb", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        for name, allowed in (("dense_transform", DENSE_TRANSFORMS), ("on_bad_line", ON_BAD_LINE)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, must be one of {', '.join(allowed)}"
-                )
         if self.max_rows is not None and self.max_rows <= RESERVED:
             raise ValueError(
                 f"max_rows is {self.max_rows}, must be more than {RESERVED}: rows 0 and 1 stand "

@@ -248,13 +248,13 @@ def test_damaged_prepared_data_is_refused(tmp_path: Path) -> None:
     [("min_count", 0), ("part_rows", 0), ("group_rows", 0), ("memory_mb", 0), ("max_rows", 2)],
 )
 def test_options_out_of_range_are_named(option: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{option} is {value}, must be"):
+    with pytest.raises(ValueError, match=f"{option} is {value}(: it should|, must) be"):
         PrepareOptions(**{option: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["on_bad_line", "dense_transform"])
 def test_choices_that_do_not_exist_are_named(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} is 'x', must be one of "):
+    with pytest.raises(ValueError, match=f"{option} is 'x': it should be '\\w+' or '\\w+'"):
         PrepareOptions(**{option: "x"})  # type: ignore[arg-type]
 
 
