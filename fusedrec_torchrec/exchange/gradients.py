@@ -37,17 +37,17 @@ def first_order(backward: Backward) -> Backward:
 
     @wraps(backward)
     def run(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        given = [each for each in gradients if each is not None]
+        given = [gradient for gradient in gradients if gradient is not None]
         kind = given[0].device.type if given else "cpu"
         with torch.no_grad(), torch.autocast(kind, enabled=False):
-            found = backward(ctx, *gradients)
+            result = backward(ctx, *gradients)
         if not torch.is_grad_enabled():
-            return found
-        several = found if isinstance(found, tuple) else (found,)
+            return result
+        several = result if isinstance(result, tuple) else (result,)
         # Only what is connected to a graph can be differentiated, so can refuse to be.
-        loose = [each.detach().requires_grad_() for each in several if each is not None]
+        loose = [value.detach().requires_grad_() for value in several if value is not None]
         refusing = iter(_Refuse.apply(*loose)) if loose else iter(())
-        answer = tuple(None if each is None else next(refusing) for each in several)
-        return answer if isinstance(found, tuple) else answer[0]
+        answer = tuple(None if value is None else next(refusing) for value in several)
+        return answer if isinstance(result, tuple) else answer[0]
 
     return run

@@ -54,30 +54,30 @@ def pool(
         after another: [bags, D] if all buckets have the same D, flattened if not.
     """
     weights = [
-        None if weight_N is None else each.in_bag_order(weight_N)
-        for weight_N, each in zip(weights, bags, strict=True)
+        None if weight_N is None else of_bucket.in_bag_order(weight_N)
+        for weight_N, of_bucket in zip(weights, bags, strict=True)
     ]
-    outputs_of = [each.output for each in bags]
-    side_by_side = all(each.width for each in outputs_of)
+    outputs_of = [of_bucket.output for of_bucket in bags]
+    side_by_side = all(of_bucket.width for of_bucket in outputs_of)
     if flat.dtype == torch.float32 and native.available_on(flat.device):
         rows = _FlatRows(counts, dims)
         out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, take_scale, *weights)
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
-            _pool(rows.view(-1, dim), weight_N, each, buffers)
-            for rows, dim, weight_N, each in zip(
+            _pool(rows.view(-1, dim), weight_N, of_bucket, buffers)
+            for rows, dim, weight_N, of_bucket in zip(
                 bucket_major(flat, sizes), dims, weights, bags, strict=True
             )
         ]
         outputs = [
-            output if each.copies is None else _pool(output, None, each.copies, buffers)
-            for output, each in zip(outputs, bags, strict=True)
+            output if of_bucket.copies is None else _pool(output, None, of_bucket.copies, buffers)
+            for output, of_bucket in zip(outputs, bags, strict=True)
         ]
         if side_by_side:
             outputs = [
-                output.view(-1, each.width * dim)
-                for output, dim, each in zip(outputs, dims, outputs_of, strict=True)
+                output.view(-1, of_bucket.width * dim)
+                for output, dim, of_bucket in zip(outputs, dims, outputs_of, strict=True)
             ]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         out = torch.cat([output.flatten() for output in outputs])
@@ -132,11 +132,11 @@ class _NativePool(Function):
         ctx.rows, ctx.bags, ctx.buffers, ctx.take_scale = rows, bags, buffers, take_scale
         ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[5:]) else None)
         with stage("pooling"):
-            outputs = [each.output for each in bags]
-            side_by_side = all(each.width for each in outputs)
+            outputs = [of_bucket.output for of_bucket in bags]
+            side_by_side = all(of_bucket.width for of_bucket in outputs)
             columns = [
-                dim * (each.width if side_by_side else each.num_bags)
-                for each, dim in zip(outputs, rows.dims, strict=True)
+                dim * (of_bucket.width if side_by_side else of_bucket.num_bags)
+                for of_bucket, dim in zip(outputs, rows.dims, strict=True)
             ]
             shape: tuple[int, ...] = (sum(columns),)
             if side_by_side:
@@ -166,7 +166,7 @@ class _NativePool(Function):
             gradient = gradient if gradient.dim() == 2 else gradient.view(1, -1)
             if gradient.stride(1) != 1:  # as an expanded one
                 gradient = gradient.contiguous()
-            places = list(_places(gradient, rows.dims, [each.output for each in bags]))
+            places = list(_places(gradient, rows.dims, [of_bucket.output for of_bucket in bags]))
             flat_gradient = None
             if ctx.needs_input_grad[0]:
                 flat_gradient = ctx.buffers.take(
@@ -188,11 +188,14 @@ class _NativePool(Function):
                     )  # fmt: skip
             weight_gradients = [
                 _weights_backward(
-                    _columns(matrix, column, each, dim), _rows_of(flat, rows, k), each, weight.dtype
+                    _columns(matrix, column, of_bucket, dim),
+                    _rows_of(flat, rows, k),
+                    of_bucket,
+                    weight.dtype,
                 )
                 if ctx.needs_input_grad[5 + k]
                 else None
-                for k, ((matrix, _, column), each, dim, weight) in enumerate(
+                for k, ((matrix, _, column), of_bucket, dim, weight) in enumerate(
                     zip(places, bags, rows.dims, weights, strict=True)
                 )
             ]
@@ -214,12 +217,12 @@ def _places(
     Bags that do not lie side by side are lines of a matrix of their own.
     """
     places, column = [], 0
-    for dim, each in zip(dims, bags, strict=True):
+    for dim, of_bucket in zip(dims, bags, strict=True):
         if all(other.width for other in bags):
-            places.append((matrix, each.width, column))
-            column += each.width * dim
+            places.append((matrix, of_bucket.width, column))
+            column += of_bucket.width * dim
         else:
-            end = column + each.num_bags * dim
+            end = column + of_bucket.num_bags * dim
             places.append((matrix[0, column:end].view(-1, dim), 1, 0))
             column = end
     return places
