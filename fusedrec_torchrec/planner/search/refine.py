@@ -14,7 +14,11 @@ from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse, Step
 from fusedrec_torchrec.planner.search.assign import MANY_STARTS
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import neighbours
-from fusedrec_torchrec.planner.search.replicate import Ranking, rows_to_replicate, thresholds
+from fusedrec_torchrec.planner.search.replicate import (
+    Ranking,
+    rows_above_best_threshold,
+    thresholds,
+)
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -120,7 +124,8 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
         hot = HotUse(rows_T, search.hot.sync_every) if rows else None
         return flat.fused_step(fused, hot)
 
-    best = rows_to_replicate(ranking, thresholds(tables, cold.batch), budget, step, cold.cluster)
+    tried = thresholds(tables, cold.batch)
+    best = rows_above_best_threshold(ranking, tried, budget, step, cold.cluster)
     if not best:
         return cold
     warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)
