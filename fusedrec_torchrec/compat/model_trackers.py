@@ -16,6 +16,6 @@ def refuse_tracker(tables: Iterable[str]) -> NoReturn:
         tables: names of the fused tables.
     """
     raise ValueError(
-        f"tables {', '.join(tables)} are fused_row_wise, which TorchRec's model trackers cannot "
+        f"tables {', '.join(tables)} are fused, which TorchRec's model trackers cannot "
         "follow: name their module in fqns_to_skip, or give the tables another sharding type"
     )

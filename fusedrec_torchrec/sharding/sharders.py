@@ -146,7 +146,7 @@ class _FusedTableSharder(_FusedTypeMixin):
 
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
-    """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+    """TorchRec's ``EmbeddingBagCollectionSharder`` with all fused sharding types.
 
     Args:
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.

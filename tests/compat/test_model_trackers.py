@@ -28,7 +28,7 @@ def tracked(case: Case, mode: str, skipped: list[str]) -> str | int:
 def test_a_tracker_of_fused_tables_is_refused(cluster_2: Cluster, kind: str, mode: str) -> None:
     case = Case(tables=TABLES, batch_sizes=(6, 4), kind=kind, optimizer="rowwise_adagrad")
     for text in cluster_2.run(tracked, case, mode, []):
-        assert str(text).startswith("tables a, c are fused_row_wise, which TorchRec's model track")
+        assert str(text).startswith("tables a, c are fused, which TorchRec's model track")
 
 
 def test_modules_with_fused_tables_can_be_skipped(cluster_2: Cluster) -> None:
