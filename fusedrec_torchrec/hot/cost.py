@@ -68,7 +68,7 @@ class CostOptions:
 
     @property
     def links(self) -> Links:
-        """The same, as the price of a step wants it."""
+        """How fast ranks reach each other, in the terms of ``access.replication``."""
         return Links(
             Line(self.latency, 1 / self.all_to_all_bandwidth),
             Line(self.latency, 1 / self.all_reduce_bandwidth),
