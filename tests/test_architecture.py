@@ -43,8 +43,24 @@ def wrong_imports(package: Path) -> list[str]:
     return wrong
 
 
+def imports_by_name(package: Path) -> list[str]:
+    """Returns where modules are imported by a text, which no syntax tree tells."""
+    return [
+        f"{file.relative_to(package)}:{getattr(node, 'lineno', 0)} uses {name}"
+        for file in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        for name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
+        if name in ("import_module", "__import__")
+    ]
+
+
 def test_parts_import_only_from_parts_before_them() -> None:
     assert wrong_imports(PACKAGE) == []
+
+
+def test_only_the_file_of_public_names_imports_modules_by_their_names() -> None:
+    files = {use.partition(":")[0] for use in imports_by_name(PACKAGE)}
+    assert files == {"__init__.py"}
 
 
 def test_every_folder_is_a_part() -> None:
@@ -67,6 +83,19 @@ def test_a_wrong_import_is_noticed_wherever_it_stands(tmp_path: Path) -> None:
         "core/b.py:3 imports fusedrec_torchrec.hot.rows",
         "hot/c.py:2 imports fusedrec_torchrec.grid",
         "hot/d.py:1 imports fusedrec_torchrec.unknown.e",
+    ]
+
+
+def test_an_import_by_name_is_noticed_however_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import importlib\nimportlib.import_module('fusedrec_torchrec.hot.rows')\n"
+    )
+    (tmp_path / "b.py").write_text("from importlib import import_module as load\nload('c')\n")
+    (tmp_path / "c.py").write_text("rows = __import__('fusedrec_torchrec.hot.rows')\n")
+    assert imports_by_name(tmp_path) == [
+        "a.py:2 uses import_module",
+        "b.py:1 uses import_module",
+        "c.py:1 uses __import__",
     ]
 
 
