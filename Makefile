@@ -68,7 +68,8 @@ test-faults: $(READY)
 # What CI has time for on the second stack.
 SELECTION := tests/compat \
 	tests/sharding/modules/test_ebc_parity.py tests/sharding/modules/test_ec_parity.py \
-	tests/sharding/modules/test_mixed_parity.py tests/sharding/modules/test_feature_processors.py \
+	tests/sharding/modules/test_mixed_parity.py tests/sharding/modules/test_owner_pooling.py \
+	tests/sharding/modules/test_feature_processors.py \
 	tests/sharding/modules/test_pipelines.py tests/sharding/modules/test_state.py \
 	tests/hot/test_parity.py tests/hot/test_pipelines.py tests/hot/test_checkpoints.py \
 	tests/grid/test_pipelines.py tests/grid/test_checkpoints.py tests/grid/test_gradients.py \

@@ -111,7 +111,7 @@ class AccessProfile:
         Of equally used rows those of the first table come first.
 
         Returns:
-            the place of its table in ``names``, the id and the accesses of each row.
+            the number of its table in ``names``, the id and the accesses of each row.
         """
         tables = np.repeat(np.arange(len(names)), [len(self.ids[name]) for name in names])
         ids = np.concatenate([self.ids[name] for name in names])

@@ -144,8 +144,8 @@ class BagCounter:
             batches = self._waiting // size
             inside = samples < batches * size
             batch = (samples[inside] // size).astype(np.uint64)
-            found = distinct_bags(_mixed(keys[inside] ^ _mixed(batch)), lengths[inside])
-            self._sums_3K[:, k] += (batches, *map(int, found))
+            distinct = distinct_bags(_mixed(keys[inside] ^ _mixed(batch)), lengths[inside])
+            self._sums_3K[:, k] += (batches, *map(int, distinct))
         self._keys, self._lengths, self._samples, self._waiting = [], [], [], 0
 
 

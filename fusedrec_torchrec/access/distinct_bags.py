@@ -53,8 +53,8 @@ class BagsByChance:
             return DistinctBags(0.0, 0.0)
         bags = ids = 0.0
         for length, share in self._lengths():
-            found = _distinct(self.classes, min(length, LONGEST), drawn * share)
-            bags, ids = bags + found, ids + length * found
+            distinct = _distinct(self.classes, min(length, LONGEST), drawn * share)
+            bags, ids = bags + distinct, ids + length * distinct
         return DistinctBags(bags, ids)
 
     def _lengths(self) -> list[tuple[int, float]]:

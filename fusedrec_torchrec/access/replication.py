@@ -1,9 +1,9 @@
 """When a replica of a row pays: what everybody who picks hot rows reckons with.
 
 P2RES (PPoPP 2024) asks which rows to replicate.  The answer here: rows in the order in which they
-are likely to be in a batch, as many of them as make the step shortest.  It is asked twice, before a
-training by the rule ``cost_model`` of hot rows (``hot.cost``) and by the planner
-(``planner.search.replicate``).  The price is one, ``step_seconds``:
+are likely to be in a batch (``likeliest_first``), as many of them as make the step shortest.  It is
+asked twice, before a training by the rule ``cost_model`` of hot rows (``hot.cost``) and by the
+planner (``planner.search.replicate``).  The price is one, too, ``step_seconds``:
 
     other + needed (n L + E / a) + (1 - hidden) / k (l + S / b)
 
@@ -26,6 +26,7 @@ __all__ = [
     "Sync",
     "chance_in_batch",
     "cheapest",
+    "likeliest_first",
     "step_seconds",
     "sync_bytes",
     "sync_of",
@@ -90,6 +91,21 @@ def chance_in_batch(shares: Floats, ids: float | Floats) -> Floats:
         ids: n, how many ids of the table the batch has.
     """
     return np.asarray(-np.expm1(ids * np.log1p(-np.clip(shares, 0.0, 1.0 - 1e-15))))
+
+
+def likeliest_first(
+    chances_R: Floats, tables_R: NDArray[np.int64], ids_R: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Returns the order in which rows are replicated: those in most batches first.
+
+    Of equally likely rows those of the first table come first, and of these the lowest ids.
+
+    Args:
+        chances_R: probability of each row to be in a batch.
+        tables_R: number of its table.
+        ids_R: its id.
+    """
+    return np.asarray(np.lexsort((ids_R, tables_R, -chances_R)))
 
 
 def sync_bytes(touched: Bytes, replicated: Bytes, ranks: int) -> tuple[Bytes, Bytes]:

@@ -78,7 +78,7 @@ class Rank:
         Each is of a kind: ``gradients`` in backward, before that ``rows`` if it carries numbers
         that are no integers (codecs make bytes of them), else ``ids``: all that serves to ask.
         """
-        found: list[dict[str, Any]] = []
+        collectives: list[dict[str, Any]] = []
         for step in range(steps_alike(self._system.name)):
             with CollectiveCounter() as forward:
                 outputs = self._system.forward(self._batch(step))
@@ -89,8 +89,8 @@ class Rank:
                     dtype = str(c.dtype).removeprefix("torch.")
                     kind = "rows" if dtype.startswith(NUMBERS) else "ids"
                     kind = "gradients" if counter is backward else kind
-                    found.append({**asdict(c), "dtype": dtype, "kind": kind})
-        return found
+                    collectives.append({**asdict(c), "dtype": dtype, "kind": kind})
+        return collectives
 
     def requests(self) -> dict[str, int]:
         """Returns what the first batch asks for."""

@@ -68,10 +68,10 @@ def with_allocator(column: str, allocator: Allocator) -> str:
 
 def _allocator_names(workloads: Sequence[WorkloadFigures]) -> str:
     """Returns what stands left and right of slashes in cells; nothing for the default alone."""
-    found = allocators_of(workloads)
-    if found == ["default"]:
+    allocators = allocators_of(workloads)
+    if allocators == ["default"]:
         return ""
-    return "; " + " / ".join(ALLOCATOR_TITLES[a] or "default allocator" for a in found)
+    return "; " + " / ".join(ALLOCATOR_TITLES[a] or "default allocator" for a in allocators)
 
 
 def _system_cells(
@@ -82,8 +82,8 @@ def _system_cells(
 ) -> Iterator[str]:
     """Yields a cell for each system, with its figures for all allocators."""
     for name in names:
-        found = [group[a].systems.get(name) for a in allocators if a in group]
-        yield " / ".join(text(system) for system in found if system is not None)
+        systems = [group[a].systems.get(name) for a in allocators if a in group]
+        yield " / ".join(text(system) for system in systems if system is not None)
 
 
 def speeds(workloads: Sequence[WorkloadFigures]) -> Table:
@@ -202,8 +202,8 @@ def crossover(workloads: Sequence[WorkloadFigures]) -> Table:
         if with_bags:
             cells.append("" if share is None else f"{share:.2f}")
         for allocator in allocators:
-            found = group.get(allocator)
-            cells += [str(found.speed_up or ""), found.advice] if found else ["", ""]
+            figures = group.get(allocator)
+            cells += [str(figures.speed_up or ""), figures.advice] if figures else ["", ""]
         cells.append(", ".join(f"{n} x {name}" for name, n in w.planner_picks.items()))
         rows.append((w.title, *cells))
     return Table(

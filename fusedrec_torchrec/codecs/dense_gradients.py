@@ -166,9 +166,10 @@ class GradientThresholds:
         thresholds: "GradientThresholds",
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP looks at it
     ) -> torch.futures.Future[torch.Tensor]:
-        return thresholds._reduce(bucket)
+        return thresholds.reduce(bucket)
 
-    def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Starts to average a bucket of gradients over the ranks, as DDP asks its hook to."""
         buffer, ranks = bucket.buffer(), self._pg.size()
         gradients = bucket.gradients()
         if self._options.density == 1:

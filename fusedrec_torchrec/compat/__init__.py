@@ -6,7 +6,7 @@
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
 ``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
-``table_shards``        shards of tables on one rank, or by columns on several
+``table_shards``        tables that lie whole on a rank, or by columns on several
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules
 ``stores``              where ranks meet
@@ -19,7 +19,6 @@
 ``communication_hooks``  the hooks of DistributedDataParallel
 ``model_parallel``      the model inside of DistributedModelParallel
 ``placement``           where a shard is, in plans
-``table_shards``        tables that lie whole on a rank, or by columns on several
 ``planner_stats``       abbreviations in TorchRec's planner statistics
 ``model_trackers``      TorchRec's model trackers, which are refused
 ``stock_planner``       whether TorchRec's own planner asks

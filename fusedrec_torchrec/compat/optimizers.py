@@ -83,7 +83,9 @@ REPLICABLE = tuple(
 def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
     """Returns the optimizers that fused tables can use on a device."""
     on_cuda = device_type == "cuda"
-    return tuple(kind for kind, each in OPTIMIZERS.items() if on_cuda or each.cpu_operator)
+    return tuple(
+        kind for kind, optimizer in OPTIMIZERS.items() if on_cuda or optimizer.cpu_operator
+    )
 
 
 def optimizers_in_backward(

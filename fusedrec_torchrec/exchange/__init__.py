@@ -2,7 +2,7 @@
 
 ======================  =========================================================
 ``options``             what a user can choose
-``buckets``             tables -> buckets, one FBGEMM table each
+``buckets``             tables -> buckets, and buckets -> physical FBGEMM tables
 ``layout``              buckets whose rows travel -> ranks and the fused key space
 ``bag_layout``          buckets whose owners pool bags -> ranks
 ``replication``         rows that live on several ranks, as the exchange sees them
@@ -30,7 +30,7 @@
 ``messages``            header + words; a second round if they do not fit
 ``all_replicated``      batches of nothing but replicated rows, which need no exchange
 ``input_dist``          ONE all-to-all: all of the above for one module
-``lookup``              one FBGEMM call per bucket
+``lookup``              one FBGEMM call per physical table
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
 ``gradients``           gradients of gradients are refused

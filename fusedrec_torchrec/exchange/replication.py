@@ -131,7 +131,7 @@ class Replications:
 
     def __init__(self, members: Sequence[Replication] = ()) -> None:
         self.members = tuple(members)
-        answering = [part for part in members if part.index is not None]
+        answering = [member for member in members if member.index is not None]
         assert len(answering) <= 1, "two replications answer the same keys"
         self._answers = answering[0] if answering else Replication()
 
@@ -159,18 +159,18 @@ class Replications:
 
     def look_up(self, asked: Sequence[Asked]) -> list[torch.Tensor] | None:
         """Looks up what is asked of each bucket whose updates are shared; None if none are."""
-        for part in self.members:
-            looked_up = part.look_up(asked)
+        for member in self.members:
+            looked_up = member.look_up(asked)
             if looked_up is not None:
                 return looked_up
         return None
 
     def flush(self) -> None:
         """Brings the tables up to date: somebody is about to read them."""
-        for part in self.members:
-            part.flush()
+        for member in self.members:
+            member.flush()
 
     def purge(self) -> None:
         """Makes the tables count, not the replicas: they are about to be overwritten."""
-        for part in self.members:
-            part.purge()
+        for member in self.members:
+            member.purge()

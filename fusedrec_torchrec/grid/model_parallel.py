@@ -30,7 +30,7 @@ from fusedrec_torchrec.compat.momentum_scale import (
 from fusedrec_torchrec.core.fingerprint import check_same_on_all_ranks, facts_of
 from fusedrec_torchrec.grid.env import GridShardingEnv
 from fusedrec_torchrec.grid.groups import Groups
-from fusedrec_torchrec.grid.sync import replicas_of
+from fusedrec_torchrec.grid.sync import Replicas, replicas_of
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
@@ -116,6 +116,7 @@ class GridModelParallel(AnyDeviceDMPCollection):
             node_group_size=ranks_per_host,
             use_inter_host_allreduce=grid.layout == "groups_adjacent",
         )
+        self.replicas = Replicas()  # which have nothing to sync, until there are sharded tables
         super().__init__(
             module,
             env,
@@ -178,9 +179,7 @@ class _GridOptimizer(CombinedOptimizer):
 
     @property
     def state(self) -> Any:
-        replicas = getattr(self._model[0], "replicas", None)
-        if replicas is not None:
-            replicas.finish()
+        self._model[0].replicas.finish()
         return super().state
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
+from fusedrec_torchrec.access.replication import chance_in_batch, likeliest_first
 from fusedrec_torchrec.exchange.buckets import BucketedTables
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.hot.cost import RowUse, rows_to_replicate
@@ -129,10 +130,8 @@ class _Choice:
         if self._profile is None:
             self._reserve(rule, tables, where)
             return
-        places_R, ids_R, counts_R = self._profile.ranking(
-            [self._tables.tables[t].name for t in tables]
-        )
-        tables_R = np.array(tables)[places_R]
+        numbers_R, ids_R, _ = self._profile.ranking([self._tables.tables[t].name for t in tables])
+        tables_R = np.array(tables)[numbers_R]
         bytes_R = np.array(self._row_bytes)[np.array(self._bucket_of)[tables_R]]
         if rule.top_k is not None:
             taken = tables_R[: rule.top_k], ids_R[: rule.top_k]
@@ -140,8 +139,7 @@ class _Choice:
             fits = int(np.searchsorted(np.cumsum(bytes_R), rule.memory, side="right"))
             taken = tables_R[:fits], ids_R[:fits]
         else:
-            number = self._worth(self._profile, tables, tables_R, ids_R, counts_R)
-            taken = tables_R[:number], ids_R[:number]
+            taken = self._worth(self._profile, tables)
         for t in tables:
             self._ids[t] = np.sort(taken[1][taken[0] == t])
         self._make_room(rule, tables)
@@ -174,28 +172,28 @@ class _Choice:
         self,
         profile: AccessProfile,
         tables: list[int],
-        tables_R: NDArray[np.int64],
-        ids_R: NDArray[np.int64],
-        counts_R: NDArray[np.int64],
-    ) -> int:
-        """Returns how many of the rows the cost model would replicate."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the tables and ids of the rows that the cost model would replicate."""
         module, options = self._tables, self._options
+        names = [module.tables[t].name for t in tables]
+        numbers_R, ids_R, counts_R = _likeliest_first(profile, names, options.cost.batch_size)
+        tables_R = np.array(tables)[numbers_R]
         owners = np.empty(len(ids_R), dtype=np.int64)
         for t in tables:
             own = tables_R == t
             owners[own] = np.searchsorted(module.tables[t].row_starts[1:-1], ids_R[own], "right")
         samples = max(profile.samples, 1)
-        per_table = np.array([profile.accesses[module.tables[t].name] for t in tables]) / samples
+        per_table = np.array([profile.accesses[name] for name in names]) / samples
         wire = np.array(self._wire_bytes)[np.array(self._bucket_of)]
         listed = np.array([counts_R[tables_R == t].sum() for t in tables]) / samples
         # Rows that the profile does not list are rare: each access is another row.
         rest = (per_table - listed).clip(0) * options.cost.batch_size
-        return rows_to_replicate(
+        rows = rows_to_replicate(
             RowUse(
                 uses_R=counts_R / samples,
                 bytes_R=wire[tables_R],
                 owner_R=owners,
-                table_R=np.searchsorted(np.array(tables), tables_R),
+                table_R=numbers_R,
                 uses_per_table=per_table,
                 rest_requests=float(rest.sum()),
                 rest_bytes=float((rest * wire[tables]).sum() / max(rest.sum(), 1e-9)),
@@ -205,3 +203,16 @@ class _Choice:
             options.sync_every,
             options.hot_batches,
         )
+        return tables_R[:rows], ids_R[:rows]
+
+
+def _likeliest_first(
+    profile: AccessProfile, names: list[str], batch_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the rows of some tables as ``AccessProfile.ranking`` does, but likely ones first."""
+    tables_R, ids_R, counts_R = profile.ranking(names)
+    accesses_R = np.array([profile.accesses[name] for name in names])[tables_R]
+    ids_of_batch_R = accesses_R / max(profile.samples, 1) * batch_size
+    chances_R = chance_in_batch(counts_R / np.maximum(accesses_R, 1), ids_of_batch_R)
+    order = likeliest_first(chances_R, tables_R, ids_R)
+    return tables_R[order], ids_R[order], counts_R[order]

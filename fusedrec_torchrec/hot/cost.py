@@ -12,7 +12,8 @@ all-reduce, so replication must pay in other ways; the model has a term for each
 - no owner is asked by all ranks for one row: an exchange ends with its most loaded rank;
 - a batch of hot rows only needs no exchange at all.
 
-Rows are replicated in the order of their use, so the question is how many.  The answer can be none.
+Rows are replicated in the order in which they are likely to be in a batch, so the question is how
+many.  The answer can be none.
 """
 
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class CostOptions:
 
     @property
     def links(self) -> Links:
-        """The same, as the price of a step wants it."""
+        """How fast ranks reach each other, in the terms of ``access.replication``."""
         return Links(
             Line(self.latency, 1 / self.all_to_all_bandwidth),
             Line(self.latency, 1 / self.all_reduce_bandwidth),

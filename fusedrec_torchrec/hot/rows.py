@@ -194,7 +194,7 @@ class HotRows(Replication):
         self._sync.finish()
 
     def _reload(self) -> None:
-        """Replicas from their homes, where these know better."""
+        """Fetches replicas from their homes, where these know better."""
         self.reconcile()
         self._write_homes()
         everything = [

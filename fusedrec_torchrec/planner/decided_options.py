@@ -123,20 +123,22 @@ def _perf(decision: Decision) -> list[dict[str, Floats]]:
     """Returns the milliseconds of each table on each rank, by TorchRec's kinds of work."""
     cluster = decision.cluster
     perf = [{kind: np.zeros(decision.groups.size) for kind in KINDS} for _ in decision.tables]
-    for step, places in zip(decision.steps, decision.places_of_steps, strict=True):
-        alone = [{stage.name: stage for stage in decision.alone(t).steps[0].stages} for t in places]
+    for step, numbers in zip(decision.steps, decision.numbers_of_steps, strict=True):
+        alone = [
+            {stage.name: stage for stage in decision.alone(t).steps[0].stages} for t in numbers
+        ]
         rates = step.rates(cluster)
-        for t in places:
-            perf[t]["fwd_compute"] += step.overhead(cluster) / len(places) / MILLISECOND
+        for t in numbers:
+            perf[t]["fwd_compute"] += step.overhead(cluster) / len(numbers) / MILLISECOND
         for stage in step.stages:
             amount_TW = np.stack(
                 [p[stage.name].amount_W if stage.name in p else 0 * stage.amount_W for p in alone]
             )
             total_W = amount_TW.sum(0)
-            even = np.full_like(amount_TW, 1 / len(places))
+            even = np.full_like(amount_TW, 1 / len(numbers))
             shares_TW = np.divide(amount_TW, total_W, out=even, where=total_W > 0)
             spent_TW = shares_TW * stage.seconds_W(cluster, rates) / MILLISECOND
-            for t, spent_W in zip(places, spent_TW, strict=True):
+            for t, spent_W in zip(numbers, spent_TW, strict=True):
                 own = list(decision.owners[t])
                 if own:
                     perf[t][_kind(stage)][own] += spent_W.sum() / len(own)

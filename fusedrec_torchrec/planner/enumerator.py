@@ -6,6 +6,7 @@ one whose shards look the same; it gets its own name as soon as the options are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -51,6 +52,12 @@ def is_fused(option: ShardingOption) -> bool:
 
 class FusedEnumerator(EmbeddingEnumerator):
     """Is TorchRec's ``EmbeddingEnumerator`` that knows fused shardings, with its arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of the module whose options are being made; TorchRec asks for each of its tables.
+        self._cannot_be_fused: set[str] = set()
+        self._cannot_be_owned: set[str] = set()
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]

@@ -110,6 +110,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         self.decision: Decision | None = None
         self._last: _Planned | None = None
         self._selected: list[ShardingOption] = []
+        self._searched_by: FusedShardingPlanner | None = None  # of the decision's shardings
         topology = _topology(topology, sharding_group_size, cluster)
         given = (enumerator, proposer, partitioner, performance_model, stats, callbacks)
         self._torchrec_searches = any(component is not None for component in given)
@@ -149,7 +150,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns a plan as TorchRec's planner; of one group if it plans for 2D parallelism."""
-        self._last, self._selected = None, []
+        self._last, self._selected, self._searched_by = None, [], None
         plan = self._plan(module, sharders)
         self._last = _Planned(module, sharders, plan)
         return plan
@@ -213,6 +214,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         """
         if self._last is None or (self.decision is not None and not self._torchrec_searches):
             return None
+        if self._searched_by is not None:
+            return self._searched_by.get_search_space()
         return self._own_enumerator.enumerate(self._last.module, self._last.sharders)
 
     def _remember(self, options: list[ShardingOption]) -> list[ShardingOption]:
@@ -290,7 +293,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         )
         plan = planner.plan(module, sharders)
         self._selected = planner.get_selected_options()
-        self._own_enumerator = planner._own_enumerator
+        self._searched_by = planner
         for path, tables in plan.plan.items():
             decided = wanted.plan[path]
             assert isinstance(tables, dict) and isinstance(decided, dict)

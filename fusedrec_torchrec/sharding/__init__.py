@@ -1,8 +1,8 @@
-"""``fused_row_wise`` as a sharding of TorchRec: plans in, sharded modules out.
+"""The fused sharding types as shardings of TorchRec: plans in, sharded modules out.
 
 ======================  =========================================================
-``sharding_type``       its name
-``plan_entries``        a table's part of a plan, and ``fused_row_wise()`` to write one
+``sharding_type``       their names
+``plan_entries``        a table's part of a plan, and ``fused_row_wise()`` and others to write one
 ``plan_file``           plans as files
 ``plan_conversion``     plans of TorchRec as such files, and back
 ``plan_diff``           what differs between two of them

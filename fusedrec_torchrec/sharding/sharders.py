@@ -1,8 +1,7 @@
 """Sharders to register in ``DistributedModelParallel``: TorchRec's own, plus fused tables."""
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -100,7 +99,6 @@ class _FusedTableSharder(_FusedTypeMixin):
         self._options = options or ExchangeOptions()
         self._hot = hot or HotOptions()
         self._modules = modules or STANDALONE
-        self._processed: ProcessedFeatures | None = None
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
@@ -135,11 +133,14 @@ class _FusedTableSharder(_FusedTypeMixin):
         check_frozen(module, params)
 
     def _resolve_plan(
-        self, params: dict[str, ParameterSharding], pooled: bool
+        self,
+        params: dict[str, ParameterSharding],
+        pooled: bool,
+        processed: ProcessedFeatures | None = None,
     ) -> dict[str, ParameterSharding]:
-        """Returns the plan with all that this sharder's settings say."""
+        """Returns the plan with all that this sharder's settings and feature processors say."""
         codecs = codecs_of_registry(self.qcomm_codecs_registry, pooled)  # type: ignore[attr-defined]
-        return resolve_plan(params, self._options, self._hot, codecs, self._processed)
+        return resolve_plan(params, self._options, self._hot, codecs, processed)
 
     def _check_names(self) -> None:
         """Refuses settings that name tables which no module has."""
@@ -147,7 +148,7 @@ class _FusedTableSharder(_FusedTypeMixin):
 
 
 class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollectionSharder):
-    """TorchRec's ``EmbeddingBagCollectionSharder`` with ``fused_row_wise``.
+    """TorchRec's ``EmbeddingBagCollectionSharder`` with all fused sharding types.
 
     Args:
         fused_params, qcomm_codecs_registry, sharded_module_order_overwrite: as in TorchRec.
@@ -171,12 +172,14 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
+        processed: ProcessedFeatures | None = None,
     ) -> FusedShardedEmbeddingBagCollection:
+        """Shards a collection as in TorchRec; ``processed`` are the features with processors."""
         configs = module.embedding_bag_configs()
         self._check(module, configs, params, env, device, module_fqn)
         sharded = FusedShardedEmbeddingBagCollection(
             module,
-            self._resolve_plan(params, pooled=True),
+            self._resolve_plan(params, pooled=True, processed=processed),
             env,
             self._resolved(module, env),
             device,
@@ -188,12 +191,6 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
         )
         scale_lookups(sharded)
         return sharded
-
-    def with_processors(self, processed: ProcessedFeatures) -> "FusedEmbeddingBagCollectionSharder":
-        """Returns the same sharder for a collection whose features are processed."""
-        sharder = copy.copy(self)
-        sharder._processed = processed
-        return sharder
 
     @property
     def sharded_module_type(self) -> type[FusedShardedEmbeddingBagCollection]:
@@ -247,6 +244,24 @@ class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSha
         return FusedShardedEmbeddingCollection
 
 
+@dataclass(frozen=True)
+class _ProcessedSharder:
+    """Shards a collection whose features are processed, by the call that TorchRec makes."""
+
+    sharder: FusedEmbeddingBagCollectionSharder
+    processed: ProcessedFeatures
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> FusedShardedEmbeddingBagCollection:
+        return self.sharder.shard(module, params, env, device, module_fqn, self.processed)
+
+
 class FusedFeatureProcessedEmbeddingBagCollectionSharder(
     _FusedTypeMixin, FeatureProcessedEmbeddingBagCollectionSharder
 ):
@@ -286,7 +301,7 @@ class FusedFeatureProcessedEmbeddingBagCollectionSharder(
         return FusedShardedFeatureProcessedEmbeddingBagCollection(
             module,
             params,
-            ebc_sharder=self._ebc_sharder.with_processors(processed_features_of(module)),
+            ebc_sharder=_ProcessedSharder(self._ebc_sharder, processed_features_of(module)),
             env=env,
             device=device or torch.device("cuda"),
             module_fqn=module_fqn,

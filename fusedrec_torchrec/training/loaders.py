@@ -24,7 +24,7 @@ def train_loader(
     rates: Rates | None = None,
     hashed: Collection[str] = (),
 ) -> Loader | SeparatedLoader:
-    """Batches to train on; hot and cold ones alternate as ``rates`` say."""
+    """Makes the loader of batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
 
     def loader(span: tuple[int, int], hot: HotFirst | None = None) -> Loader:
@@ -69,7 +69,7 @@ def eval_loader(
     world_size: int,
     hashed: Collection[str] = (),
 ) -> Loader:
-    """Batches to evaluate on, in their order; read in the training process."""
+    """Makes the loader of batches to evaluate on, in their order, read in the training process."""
     return Loader(
         source,
         split(source, config.data.held_out)[1],

@@ -8,6 +8,7 @@ from fusedrec_torchrec.access.replication import (
     Links,
     chance_in_batch,
     cheapest,
+    likeliest_first,
     step_seconds,
     sync_bytes,
     sync_of,
@@ -33,6 +34,12 @@ def test_few_touched_rows_go_to_everybody_and_many_are_summed() -> None:
     sparse, dense = sync_bytes(900.0, 1000.0, 4)
     assert dense < sparse
     assert sync_bytes(10.0, 1000.0, 1) == (0.0, 0.0)
+
+
+def test_likely_rows_come_first_then_the_first_table_then_the_lowest_id() -> None:
+    chances = np.array([0.5, 0.9, 0.5, 0.5, 1.0])
+    tables, ids = np.array([1, 0, 0, 1, 2]), np.array([7, 3, 8, 2, 0])
+    assert likeliest_first(chances, tables, ids).tolist() == [4, 1, 2, 3, 0]
 
 
 LINKS = Links(Line(1.0, 0.1), Line(2.0, 0.01), hidden=0.75)

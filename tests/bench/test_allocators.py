@@ -2,6 +2,7 @@
 
 import ctypes.util
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ KEPT = {
 }
 
 
+def variables_of(pid: int) -> dict[str, str]:
+    """Returns the environment that a process has started with.
+
+    For a moment, a process that is being started has none.
+    """
+    give_up = time.monotonic() + 60
+    while not (given := Path(f"/proc/{pid}/environ").read_bytes()):
+        assert time.monotonic() < give_up, f"process {pid} has no environment"
+        time.sleep(0.01)
+    return dict(line.split("=", 1) for line in given.decode().split("\0") if "=" in line)
+
+
 @pytest.mark.parametrize("allocator", ["default", "keep"])
 def test_ranks_start_with_the_environment_of_their_allocator(
     monkeypatch: pytest.MonkeyPatch, allocator: Allocator
@@ -34,9 +47,9 @@ def test_ranks_start_with_the_environment_of_their_allocator(
         hosts(2, "") as places,
         Ranks("table_wise", SuiteConfig(), workload, None, places, allocator) as ranks,
     ):
+        assert len(ranks._processes) == 2
         for process in ranks._processes:
-            given = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
-            variables = dict(line.split("=", 1) for line in given if "=" in line)
+            variables = variables_of(process.pid)
             malloc = {k: v for k, v in variables.items() if k.startswith("MALLOC_")}
             assert malloc == (KEPT if allocator == "keep" else {})
             assert variables["WORLD_SIZE"] == "2"

@@ -25,6 +25,13 @@ RANKS = 2
 # Name: sharding where it is saved, sharding where it is loaded, settings of the case.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bags": ("fused_row_wise", "fused_row_wise", {}),
+    "whole tables": ("fused_table_wise", "fused_table_wise", {}),
+    "columns": ("fused_column_wise", "fused_column_wise", {}),
+    "whole tables to columns": (
+        "fused_table_wise",
+        "fused_column_wise",
+        {"optimizer": "adagrad"},  # row-wise, each part of the columns has a state of its own
+    ),
     "sequences": ("fused_row_wise", "fused_row_wise", {"kind": "ec", "optimizer": "adagrad"}),
     "hot rows": (
         "fused_row_wise",

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,20 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from fusedrec_torchrec.compat.private_names import (
     PRIVATE_NAMES,
     UNDOCUMENTED_NAMES,
     PrivateName,
 )
-from tests.private_uses import attribute_uses, defines, inherited_names, reached_names
+from tests.private_uses import (
+    attribute_uses,
+    defines,
+    inherited_by,
+    inherited_names,
+    reached_names,
+)
 
 # Python's own, and documented.
 OF_PYTHON = {"_exit", "_getframe"}
@@ -82,9 +90,42 @@ def test_others_are_reached_from_compat_only_and_listed() -> None:
 
 def test_the_list_has_nothing_that_nobody_uses() -> None:
     used = {name for _, name in inherited_names()} | {name for _, _, name in reached_names()}
-    also = {"_set_learning_rate"}  # a mixin uses it
-    unused = {private.name for private in PRIVATE_NAMES} - used - also
+    unused = {private.name for private in PRIVATE_NAMES} - used
     assert not unused
+
+
+class Mixin:
+    """Uses what it does not inherit itself."""
+
+    def settings(self) -> Any:
+        return self._fused_params  # type: ignore[attr-defined]
+
+    def order(self) -> Any:
+        return getattr(self, "_sharded_module_order_overwrite", self._own)
+
+    _own = None
+
+
+class Mixed(Mixin, EmbeddingBagCollectionSharder):
+    pass
+
+
+def test_what_a_mixin_uses_counts_where_it_is_mixed_in() -> None:
+    owner = "torchrec.distributed.embedding_types.BaseEmbeddingSharder"
+    wanted = {(owner, "_fused_params"), (owner, "_sharded_module_order_overwrite")}
+    assert inherited_by(Mixin) == {}
+    assert inherited_by(Mixed).keys() == wanted
+
+
+def test_a_name_is_reached_whoever_else_in_the_file_has_it(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "class A:\n"
+        "    def f(self, table):\n"
+        "        self._x = A._x = getattr(self, '_x')\n"
+        "        return table._x\n"
+        "_x = getattr(table, '_x')\n"
+    )
+    assert list(reached_names(tmp_path)) == [(Path("a.py"), 5, "_x"), (Path("a.py"), 4, "_x")]
 
 
 @cache

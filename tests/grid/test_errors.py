@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import fusedrec_torchrec as fr
 from tests.case import Case, Table, batch, sharded
 from tests.cluster import Cluster
-from tests.parity import train_step
+from tests.parity import local_parts, train_step
 
 TABLES = (Table("a", 50, dim=8), Table("b", 33, dim=16))
 
@@ -206,6 +206,48 @@ def plans_itself() -> list[int]:
 
 def test_without_a_plan(cluster_4: Cluster) -> None:
     assert cluster_4.run(plans_itself) == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def own_weights(model: Any) -> list[torch.Tensor]:
+    return [part.clone() for value in model.state_dict().values() for _, part in local_parts(value)]
+
+
+def refused_calls(case: Case) -> tuple[str, str, list[torch.Tensor]]:
+    """What DMPCollection has and groups cannot do, between two steps; weights afterwards."""
+    model = sharded(case)
+    train_step(case, model, 0)
+    with pytest.raises(ValueError, match="all-reduce") as of_hook:
+        model.set_all_reduce_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="include_optimizer_state") as of_sync:
+        model.sync(include_optimizer_state=False)
+    model.sync()
+    train_step(case, model, 1)
+    model.sync(include_optimizer_state=True)
+    return str(of_hook.value), str(of_sync.value), own_weights(model)
+
+
+def plain_calls(case: Case) -> list[torch.Tensor]:
+    model = sharded(case)
+    for step in range(2):
+        train_step(case, model, step)
+        model.sync()
+    return own_weights(model)
+
+
+def test_what_dmp_collection_has_and_groups_have_not_is_refused(cluster_4: Cluster) -> None:
+    """And it changes nothing: replicas sync as if it had not been tried."""
+    case = case_of(sync_every=2)
+    plain = cluster_4.run(plain_calls, case)
+    for (of_hook, of_sync, weights), want in zip(
+        cluster_4.run(refused_calls, case), plain, strict=True
+    ):
+        assert of_hook.startswith("GridModelParallel has no all-reduce hook")
+        assert of_sync == (
+            "include_optimizer_state is False, must be True: set GridOptions.sync_optimizer_state "
+            "instead"
+        )
+        assert want and len(want) == len(weights)
+        assert all(map(torch.equal, weights, want))
 
 
 def wrong_topology() -> str:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
+from fusedrec_torchrec.exchange.replication import Replication
 from tests.case import Case, Table, initial_weight, prefix, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import hot_rows, replica_bits, same_on_all_ranks
@@ -101,6 +102,13 @@ def test_fewer_bytes(cluster_2: Cluster) -> None:
         assert one > 12 * other  # four bytes of a place, one of a count, and 3.4 entries of three
 
 
+def nothing_left(replication: Replication) -> bool:
+    """Whether codecs have sent all that they were given."""
+    left = [value for name, value in replication.state().items() if name.endswith("left")]
+    assert left, "the state has nothing that is left"
+    return not any(value.any() for value in left)
+
+
 def go_on(case: Case) -> None:
     """A state that is loaded goes on to the last bit; of other ranks, nothing is lost."""
     model, other = sharded(case), sharded(case)
@@ -111,7 +119,7 @@ def go_on(case: Case) -> None:
     saved = {name: value.clone() for name, value in hot.state().items()}
     assert saved
     into.load([], own=True)
-    assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
+    assert nothing_left(into)
     into.load([saved], own=True)
     for step in range(3, 6):
         train_step(case, model, step)
@@ -184,7 +192,7 @@ def groups_go_on(case: Case) -> None:
         train_step(case, other, step)
     saved = {name: value.clone() for name, value in shared.state().items()}
     into.load([], own=True)
-    assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
+    assert nothing_left(into)
     into.load([saved], own=True)
     for step in range(3, 5):
         train_step(case, model, step)
@@ -192,7 +200,7 @@ def groups_go_on(case: Case) -> None:
     for name, value in shared.state().items():
         assert torch.equal(value, into.state()[name]), name
     into.load([saved, saved], own=False)  # of other shards, perhaps
-    assert not any(v.any() for n, v in into.state().items() if n.endswith("left"))
+    assert nothing_left(into)
 
 
 def test_states_of_groups_are_taken_over(clusters: Callable[[int], Cluster]) -> None:

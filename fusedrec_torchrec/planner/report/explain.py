@@ -186,7 +186,7 @@ class Explanation:
     def codecs(self) -> str:
         """Returns how rows and gradients of fused tables travel, and what that saves."""
         decision = self.decision
-        if not decision.fused_places:
+        if not decision.fused_numbers:
             return "none, no table is fused"
         chosen, exact = (
             sum(stage.bytes_sent for s in plan.steps for stage in s.stages if stage.name in CODED)
@@ -243,7 +243,7 @@ class Explanation:
                     "hot rows synced every 8 steps (search.hot.sync_every, not exact)",
                     again(decision, replace(search, hot=every)),
                 )
-        if search.codecs == [] and decision.fused_places:
+        if search.codecs == [] and decision.fused_numbers:
             lossy = replace(search, codecs=["bf16"])
             yield "rows and gradients as bf16 (search.codecs, lossy)", again(decision, lossy)
         if not search.groups.sizes and cluster.ranks > cluster.ranks_per_node:

@@ -199,8 +199,8 @@ class _Search:
                 too_busy = busy > FAIR * self._fair[kind]
                 choices.append((busy if too_busy else 0.0, owners, same))
         for _, owners, same in sorted(choices):
-            on_each, on_owner = self._bytes(t, same, owners)
-            room_W = self._used_W + on_each + on_owner <= self._room
+            on_rank, on_owner = self._bytes(t, same, owners)
+            room_W = self._used_W + on_rank + on_owner <= self._room
             if room_W.sum() >= owners:
                 order = np.argsort(np.where(room_W, self._busy_W(), np.inf), kind="stable")
                 yield same, tuple(sorted(order[:owners].tolist()))
@@ -224,16 +224,16 @@ class _Search:
     def _put(self, t: int, place: Place) -> bool:
         """Gives a table a sharding, and returns whether there was room for it."""
         system, own = place
-        on_each, on_owner = self._bytes(t, system, len(own))
-        if self._used_W.max() + on_each > self._room:
+        on_rank, on_owner = self._bytes(t, system, len(own))
+        if self._used_W.max() + on_rank > self._room:
             return False
         kind, at = owned_as(system), list(own)
         if kind is not None:
-            if (self._used_W[at] + on_each + on_owner > self._room).any():
+            if (self._used_W[at] + on_rank + on_owner > self._room).any():
                 return False
             self._used_W[at] += on_owner
             self._loads[kind][:, at] += self._prices.load_of(kind, t, len(at))[:, None]
-        self._used_W += on_each
+        self._used_W += on_rank
         self._place[t] = place
         self._sum += float(self._prices.of_tables[system][t])
         self._sum += self._prices.of_first(system, self._count)
@@ -242,8 +242,8 @@ class _Search:
 
     def _take(self, t: int) -> None:
         system, own = self._place[t]
-        on_each, on_owner = self._bytes(t, system, len(own))
-        self._used_W -= on_each
+        on_rank, on_owner = self._bytes(t, system, len(own))
+        self._used_W -= on_rank
         kind, at = owned_as(system), list(own)
         if kind is not None:
             self._used_W[at] -= on_owner

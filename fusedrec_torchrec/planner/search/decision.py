@@ -73,12 +73,12 @@ class Decision:
         """How many ranks all groups have."""
         return self.groups.size * self.groups.number
 
-    def places_of(self, system: str) -> list[int]:
+    def numbers_of(self, system: str) -> list[int]:
         """Returns the numbers of the tables with this sharding."""
         return [t for t, other in enumerate(self.systems) if other == system]
 
     @cached_property
-    def fused_places(self) -> list[int]:
+    def fused_numbers(self) -> list[int]:
         """Numbers of the tables that are fused, in whatever way."""
         return [t for t, system in enumerate(self.systems) if system in FUSED_TYPES]
 
@@ -86,17 +86,17 @@ class Decision:
         """Returns the ranges of the fused tables; None if rows are split evenly."""
         if self.ranges is None:
             return None
-        return [self.ranges[t] for t in self.fused_places]
+        return [self.ranges[t] for t in self.fused_numbers]
 
     def fused_owners(self) -> list[tuple[int, ...]]:
         """Returns the owners of the fused tables that pool them."""
-        return [self.owners[t] for t in self.fused_places]
+        return [self.owners[t] for t in self.fused_numbers]
 
     def hot_use(self) -> HotUse | None:
         """Returns the hot rows of the fused tables; None if there are none."""
         if not self.hot:
             return None
-        ids = [self.hot.get(self.tables[t].name, NO_ROWS) for t in self.fused_places]
+        ids = [self.hot.get(self.tables[t].name, NO_ROWS) for t in self.fused_numbers]
         return HotUse(np.array([len(rows) for rows in ids]), self.hot_every, ids)
 
     def fused_step(self, tables: Sequence[TableLoad], hot: HotUse | None) -> Step:
@@ -109,46 +109,46 @@ class Decision:
             exact_counts=self.exact_counts,
             hot=hot,
             codecs=self.codecs,
-            on_host=[self.on_host[t] for t in self.fused_places],
+            on_host=[self.on_host[t] for t in self.fused_numbers],
             owners=self.fused_owners(),
         )
 
     @cached_property
-    def places_of_steps(self) -> list[list[int]]:
+    def numbers_of_steps(self) -> list[list[int]]:
         """Numbers of the tables of each step: all fused ones, and those of each stock sharding.
 
         Bags and sequences of stock shardings are apart.
         """
-        places = [self.fused_places] if self.fused_places else []
+        numbers = [self.fused_numbers] if self.fused_numbers else []
         for system in dict.fromkeys(self.systems):
-            same = self.places_of(system)
+            same = self.numbers_of(system)
             if system in FUSED_TYPES:
                 continue
             pooled = [t for t in same if self.tables[t].pooled]
             sequences = [t for t in same if not self.tables[t].pooled]
-            places += [tables for tables in (pooled, sequences) if tables]
-        return places
+            numbers += [tables for tables in (pooled, sequences) if tables]
+        return numbers
 
     @cached_property
     def steps(self) -> list[Step]:
         """Returns a step of every sharding that is in use."""
         return [
-            self._fused_step() if places == self.fused_places else self._stock_step(places)
-            for places in self.places_of_steps
+            self._fused_step() if numbers == self.fused_numbers else self._stock_step(numbers)
+            for numbers in self.numbers_of_steps
         ]
 
     def _fused_step(self) -> Step:
-        tables = [self.tables[t] for t in self.fused_places]
+        tables = [self.tables[t] for t in self.fused_numbers]
         step = self.fused_step(tables, self.hot_use())
         ranges, owners = self.fused_ranges(), self.fused_owners()
         return with_sync(step, tables, self.batch, self.groups, ranges, owners)
 
-    def _stock_step(self, places: Sequence[int]) -> Step:
-        system = self.systems[places[0]]
-        tables = [self.tables[t] for t in places]
-        owners = [self.owners[t] for t in places]
+    def _stock_step(self, numbers: Sequence[int]) -> Step:
+        system = self.systems[numbers[0]]
+        tables = [self.tables[t] for t in numbers]
+        owners = [self.owners[t] for t in numbers]
         of_whole = [own[0] for own in owners if own] or None
-        on_host = [self.on_host[t] for t in places]
+        on_host = [self.on_host[t] for t in numbers]
         size = self.groups.size
         step = stock_step(system, tables, self.batch, size, of_whole, on_host)
         return with_sync(step, tables, self.batch, self.groups, owners=owners)
@@ -193,7 +193,7 @@ class Decision:
             own, system = self.owners[t], self.systems[t]
             if own:
                 used[list(own)] += owner_bytes(table, self.batch, ranks, system, len(own))
-        fused = [self.tables[t] for t in self.fused_places]
+        fused = [self.tables[t] for t in self.fused_numbers]
         return used + replica_bytes(fused, self.hot_use())
 
     @property

@@ -153,11 +153,11 @@ class Prices:
             system: the sharding.
             count: tables of each sharding, without this one.
         """
-        together = [s for s in count if exchange_of(s) == exchange_of(system)]
-        if not any(count[s] for s in together):
+        same_exchange = [s for s in count if exchange_of(s) == exchange_of(system)]
+        if not any(count[s] for s in same_exchange):
             return self.of_use[system]
         # Tables that are pooled elsewhere make a bucket of their own.
-        same = [s for s in together if owned_as(s) == owned_as(system)]
+        same = [s for s in same_exchange if owned_as(s) == owned_as(system)]
         return 0.0 if any(count[s] for s in same) else self._cluster.rates(system).bucket * 1e-6
 
     def load_of(self, kind: str, t: int, owners: int) -> Floats:

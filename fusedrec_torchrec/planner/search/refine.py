@@ -14,7 +14,11 @@ from fusedrec_torchrec.planner.cost.step import NO_ROWS, HotUse, Step
 from fusedrec_torchrec.planner.search.assign import MANY_STARTS
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import neighbours
-from fusedrec_torchrec.planner.search.replicate import Ranking, rows_to_replicate, thresholds
+from fusedrec_torchrec.planner.search.replicate import (
+    Ranking,
+    rows_above_best_threshold,
+    thresholds,
+)
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
@@ -48,7 +52,7 @@ def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
 
 def finish(plain: Decision, search: SearchConfig) -> Decision:
     """Returns the plan with everything decided about its fused tables."""
-    if not plain.fused_places:
+    if not plain.fused_numbers:
         return plain
     best = better_mode(plain, search)
     by_rows = FUSED in plain.systems
@@ -69,18 +73,18 @@ def better_mode(decision: Decision, search: SearchConfig) -> Decision:
 
 def _with_ranges(decision: Decision, evenness: float) -> Decision:
     """Returns the plan with ranges of equal load, as far as ``evenness`` leaves room for it."""
-    places = decision.places_of(FUSED)
-    fused = [decision.tables[t] for t in places]
+    numbers = decision.numbers_of(FUSED)
+    fused = [decision.tables[t] for t in numbers]
     hot = decision.hot_use()
     if hot is not None:  # of the tables that are split by rows
-        mine = [decision.fused_places.index(t) for t in places]
+        mine = [decision.fused_numbers.index(t) for t in numbers]
         hot = HotUse(hot.rows_T[mine], hot.sync_every, [hot.of(t) for t in mine])
     load_W = np.zeros(decision.groups.size)  # of whole tables, which rows can make up for
     for table, own in zip(decision.tables, decision.owners, strict=True):
         if own and table.pooled:
             load_W[list(own)] += table.distinct_bags(decision.batch).bags * table.dim / len(own)
     ranges = balanced_ranges(fused, decision.batch, decision.groups.size, hot, evenness, load_W)
-    by_table = dict(zip(places, ranges, strict=True))
+    by_table = dict(zip(numbers, ranges, strict=True))
     full = tuple(by_table.get(t, NO_ROWS) for t in range(len(decision.tables)))
     return replace(decision, ranges=full)
 
@@ -101,8 +105,8 @@ def _better_ranges(plain: Decision) -> Decision:
 
 def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     """Returns the plan with hot rows, if that pays."""
-    places = [t for t in cold.places_of(FUSED) if not cold.on_host[t]]
-    tables = [cold.tables[t] for t in places]
+    numbers = [t for t in cold.numbers_of(FUSED) if not cold.on_host[t]]
+    tables = [cold.tables[t] for t in numbers]
     ranking = Ranking([t for t in tables if t.can_be_hot], cold.batch)
     if not len(ranking):
         return cold
@@ -111,7 +115,7 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
     # How many rows: as if they were spread evenly; where they are comes after.
     spread = tuple(replace(table, places=None) for table in cold.tables)
     flat = replace(cold, tables=spread, ranges=None)
-    fused = [spread[t] for t in cold.fused_places]
+    fused = [spread[t] for t in cold.fused_numbers]
     names = [table.name for table in fused]
 
     def step(rows: int) -> Step:
@@ -120,7 +124,8 @@ def _better_hot(cold: Decision, search: SearchConfig) -> Decision:
         hot = HotUse(rows_T, search.hot.sync_every) if rows else None
         return flat.fused_step(fused, hot)
 
-    best = rows_to_replicate(ranking, thresholds(tables, cold.batch), budget, step, cold.cluster)
+    tried = thresholds(tables, cold.batch)
+    best = rows_above_best_threshold(ranking, tried, budget, step, cold.cluster)
     if not best:
         return cold
     warm = replace(cold, hot=ranking.ids(best), hot_every=search.hot.sync_every)

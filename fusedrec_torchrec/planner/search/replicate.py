@@ -12,13 +12,18 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedrec_torchrec.access.replication import chance_in_batch, cheapest, step_seconds
+from fusedrec_torchrec.access.replication import (
+    chance_in_batch,
+    cheapest,
+    likeliest_first,
+    step_seconds,
+)
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import HOT_INDEX_BYTES
 from fusedrec_torchrec.planner.cost.step import Step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["Ranking", "most_used_by_class", "price", "rows_to_replicate", "thresholds"]
+__all__ = ["Ranking", "most_used_by_class", "price", "rows_above_best_threshold", "thresholds"]
 
 STEPS, FINER = 40, 16
 RAREST = 1e-4
@@ -79,7 +84,7 @@ class Ranking:
         chances = np.concatenate(chance_R or empty)
         self._tables = np.concatenate(tables_R or empty).astype(np.int64)
         self._ids = np.concatenate(ids_R or empty).astype(np.int64)
-        order = np.lexsort((self._ids, self._tables, -chances))
+        order = likeliest_first(chances, self._tables, self._ids)
         self._tables, self._ids = self._tables[order], self._ids[order]
         self._chances = chances[order]
         self._sizes = np.cumsum(np.concatenate(sizes_R or empty)[order])
@@ -122,7 +127,7 @@ def price(step: Step, cluster: ClusterConfig) -> float:
     )
 
 
-def rows_to_replicate(
+def rows_above_best_threshold(
     ranking: Ranking,
     tried: NDArray[np.float64],
     budget: float,

@@ -1,4 +1,4 @@
-"""The sharded modules: TorchRec's own, which also know ``fused_row_wise``.
+"""The sharded modules: TorchRec's own, which also know the fused sharding types.
 
 =====================  ==========================================================
 ``checks``             plans that TorchRec would accept and train wrongly

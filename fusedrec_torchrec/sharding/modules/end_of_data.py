@@ -45,7 +45,7 @@ class EndOfData(Awaitable[None]):
     def _wait_impl(self) -> None:
         # Headers first: what they say is an error on all ranks, who may be gone after that.
         requests = [splits.wait() for _, splits in self._context.fused_splits_awaitables]
-        for tensors in (each for request in requests for each in request):
+        for tensors in (awaitable for request in requests for awaitable in request):
             tensors.wait()
 
 

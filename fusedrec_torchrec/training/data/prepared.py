@@ -45,7 +45,8 @@ class PreparedData:
         """
         folder = Path(folder)
         data = cls(folder, read_manifest(folder))
-        assert data._starts[-1] == data.samples, (data._starts[-1], data.samples)
+        counted = int(data.blocks.sum())
+        assert counted == data.samples, (counted, data.samples)
         return data
 
     @property

@@ -127,6 +127,7 @@ def in_browser(page: Path) -> dict[str, Any]:
 
 def test_advice_and_limit_are_told(explanation: Explanation) -> None:
     advice = explanation.advice()
+    assert advice
     assert [each.saves for each in advice] == sorted((a.saves for a in advice), reverse=True)
     assert all(0.01 <= each.saves < 1 for each in advice)
     assert re.fullmatch(r".+, \d+% of the step", explanation.limit())
