@@ -232,8 +232,8 @@ def _field_at(cls: Any, path: Sequence[str]) -> FieldInfo | None:
             cls = _section_in(kinds[key])
             if cls is None:
                 return None
-    field: FieldInfo | None = cls.__pydantic_fields__.get(path[-1])
-    return field
+    fields: Mapping[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})  # of a section
+    return fields.get(path[-1])
 
 
 def _section_at(cls: Any, path: Sequence[str]) -> Any:

@@ -36,9 +36,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_train_stop_resume_and_inspect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_train_stop_resume_and_inspect(tmp_path: Path, cold: bool) -> None:
     path = config(tmp_path, checkpoint={"every": 10})
-    done = fusedrec("train", "--config", path, cold=True)
+    done = fusedrec("train", "--config", path, cold=cold)
     assert done.returncode == 0, done.stderr
     for part in ("eval auc", "samples per second", "collectives per step", "bytes sent per step"):
         assert part in done.stdout

@@ -81,7 +81,9 @@ def without_the_step(cluster: Cluster, folder: Path, **changes: Any) -> list[dic
     return cluster.run(train, data, str(before))
 
 
-@pytest.mark.parametrize("sharding", ["fused_row_wise", "table_wise"])
+@pytest.mark.parametrize(
+    "sharding", ["fused_row_wise", pytest.param("table_wise", marks=pytest.mark.slow)]
+)
 def test_a_skipped_step_is_as_if_it_had_not_been(
     cluster_2: Cluster, tmp_path: Path, sample: int, sharding: str
 ) -> None:

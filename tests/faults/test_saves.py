@@ -51,7 +51,7 @@ def train_and_die(data: dict[str, Any], at_save: int) -> None:
         train(data)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_while_saving(cluster_2: Cluster, tmp_path: Path, asynchronous: bool) -> None:
     data = config(tmp_path / "run", asynchronous=asynchronous)
     cluster = Cluster(2, timeout=20)

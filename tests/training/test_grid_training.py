@@ -54,7 +54,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
             assert torch.equal(value, other["state"][name]), name
 
 
-@pytest.mark.parametrize("groups_first", [True, False], ids=["2D to 1D", "1D to 2D"])
+@pytest.mark.parametrize(
+    "groups_first",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["2D to 1D", "1D to 2D"],
+)
 def test_a_run_goes_on_with_or_without_groups(
     cluster_4: Cluster, tmp_path: Path, groups_first: bool
 ) -> None:

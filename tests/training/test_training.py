@@ -50,8 +50,17 @@ def test_every_architecture_learns(cluster_2: Cluster, tmp_path: Path, architect
         assert result["result"]["auc"] > 0.75
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "asynchronous"),
+    [
+        (1, False),
+        (2, True),
+        (4, False),
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     clusters: Callable[[int], Cluster], tmp_path: Path, ranks: int, asynchronous: bool
 ) -> None:
@@ -79,9 +88,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_resuming_in_the_first_steps_is_exact_too(cluster_4: Cluster, tmp_path: Path) -> None:
     """DistributedDataParallel changes its buckets in the first steps."""
     straight = cluster_4.run(train, small(tmp_path / "a", steps=6, eval_every=0))
+    run = small(tmp_path / "b", steps=6, eval_every=0, checkpoint={"every": 1, "keep": 9})
+    cluster_4.run(train, run)
     for step in (1, 2, 3):
-        run = small(tmp_path / "b", steps=6, eval_every=0, checkpoint={"every": step, "keep": 9})
-        cluster_4.run(train, run)
         first = str(tmp_path / "b" / "checkpoints" / f"step_{step:08d}")
         resumed = cluster_4.run(train, run, first)
         for one, two in zip(straight, resumed, strict=True):
@@ -98,7 +107,14 @@ def test_quality_does_not_depend_on_ranks(
         assert other["log_loss"] == pytest.approx(results[0]["log_loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "rowwise_adagrad",
+        pytest.param("adagrad", marks=pytest.mark.slow),
+        pytest.param("sgd", marks=pytest.mark.slow),
+    ],
+)
 def test_quality_does_not_depend_on_sharding(
     cluster_2: Cluster, tmp_path: Path, optimizer: str
 ) -> None:
