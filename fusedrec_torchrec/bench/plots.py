@@ -21,6 +21,7 @@ COLORS: dict[str, str] = {
     "fused_row_wise": "tab:green",
     "fused_table_wise": "mediumseagreen",
     "fused_planner": "darkgreen",
+    "fused_profiled": "limegreen",
     "fused_hot": "tab:red",
     "fused_hot_every_8": "lightcoral",
     "fused_hot_batches": "darkred",

@@ -35,6 +35,7 @@ SystemName = Literal[
     "fused_row_wise",
     "fused_table_wise",
     "fused_planner",
+    "fused_profiled",
     "fused_hot",
     "fused_hot_every_8",
     "fused_hot_batches",
@@ -47,8 +48,9 @@ SystemName = Literal[
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
 FUSED_PLANNER = "fused_planner"
+FUSED_PROFILED = "fused_profiled"  # by our planner with an access profile of the batches
 # Whose plan depends on the workload: a suite names them where they are worth their time.
-PLANNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_PLANNER)
+PLANNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_PLANNER, FUSED_PROFILED)
 # How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
 CODEC_SYSTEMS: dict[str, Codecs] = {
     **{
@@ -66,7 +68,7 @@ MLPERF_SIZES = (
     *(6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
 )
 # What stock systems are compared with; codecs and hot rows have comparisons of their own.
-OURS = (FUSED_PLANNER, FUSED, FUSED_TABLE_WISE)
+OURS = (FUSED_PLANNER, FUSED_PROFILED, FUSED, FUSED_TABLE_WISE)
 
 
 def headline_of(systems: Iterable[str]) -> str | None:

@@ -31,7 +31,13 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, FUSED_PLANNER, HOT_SYSTEMS, OURS
+from fusedrec_torchrec.bench.suite import (
+    CODEC_SYSTEMS,
+    FUSED_PLANNER,
+    FUSED_PROFILED,
+    HOT_SYSTEMS,
+    OURS,
+)
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
@@ -142,8 +148,9 @@ def _plan(
         group = dist.group.WORLD
         assert group is not None
         return planner.collective_plan(model, [sharder], group)
-    if name == FUSED_PLANNER:
-        return _fused_planner(workload).collective_plan(model, [sharder], dist.group.WORLD)
+    if name in (FUSED_PLANNER, FUSED_PROFILED):
+        fused_planner = _fused_planner(workload, profiled=name == FUSED_PROFILED)
+        return fused_planner.collective_plan(model, [sharder], dist.group.WORLD)
     owners = [table % ranks for table in range(len(workload.table_rows))]
     if name == FUSED_TABLE_WISE:
         pooling = workload.config.pooling_of(len(workload.dims))
@@ -179,10 +186,12 @@ def planner_picks(workload: Workload) -> dict[str, int]:
     return dict(Counter(sharding.sharding_type for sharding in tables.values()))
 
 
-def _fused_planner(workload: Workload) -> FusedShardingPlanner:
+def _fused_planner(workload: Workload, profiled: bool = False) -> FusedShardingPlanner:
     """Returns our planner, which is told as much as TorchRec's: how many ids a bag has.
 
-    A profile of the batches belongs here as soon as the planner takes one without a cluster.
+    Args:
+        workload: what to plan for.
+        profiled: whether it is told more, how rows and bags of the batches are used.
     """
     config = workload.config
     return FusedShardingPlanner(
@@ -190,7 +199,8 @@ def _fused_planner(workload: Workload) -> FusedShardingPlanner:
             world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
         ),
         batch_size=config.batch_size,
-        constraints=_constraints(workload),
+        constraints=None if profiled else _constraints(workload),
+        profile=workload.profile() if profiled else None,
         debug=False,
     )
 

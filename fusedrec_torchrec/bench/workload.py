@@ -9,6 +9,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from fusedrec_torchrec.access.access_profile import AccessProfile
+from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.bench.hot import HotWorkload
@@ -87,6 +89,18 @@ class Workload:
         names = list(rows)
         batches = [_batch(source.read(start, start + size), names) for start in starts]
         return cls(config, rows, dims, batches, hot)
+
+    def profile(self) -> AccessProfile:
+        """Returns how rows and bags of this rank's batches are used."""
+        recorder = Recorder(self.table_rows, counters=sum(self.table_rows.values()))
+        for batch in self.batches:
+            tables = [batch[name] for name in self.table_rows]
+            recorder.add(
+                [table.values().long().numpy() for table in tables],
+                batch.stride(),
+                np.stack([table.lengths().int().numpy() for table in tables]),
+            )
+        return recorder.profile()
 
     def model(self) -> Model:
         """Returns the unsharded model, without memory for its tables."""

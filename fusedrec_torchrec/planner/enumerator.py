@@ -13,10 +13,13 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import PartitionByType, Perf, Shard, ShardingOption
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
+from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.exchange.buckets import kernels_of
 from fusedrec_torchrec.planner.cost.fusing import fusing_pays, who_pools
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.fit_tables import unfit_tables, unowned_tables
-from fusedrec_torchrec.planner.option_load import option_load
+from fusedrec_torchrec.planner.model_tables import table_loads
+from fusedrec_torchrec.planner.option_load import is_fused, option_load
 from fusedrec_torchrec.sharding.plan_entries import owner_shards
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
@@ -27,9 +30,11 @@ from fusedrec_torchrec.sharding.sharding_type import (
     OWNER_POOLED,
 )
 
-__all__ = ["FusedEnumerator", "is_fused", "stock_name"]
+__all__ = ["FusedEnumerator", "stock_name"]
 
-SECOND_BEST = 1.5  # what a choice that sends more rows costs at least, to the better one's time
+# What a choice that sends more rows costs at least, to the better one's time.  Where rows and bags
+# were counted, balance is no reason to send more of them; memory still is.
+SECOND_BEST, SECOND_BEST_COUNTED = 1.5, 100.0
 
 
 class _StockName(str):
@@ -45,25 +50,38 @@ def stock_name(fused: str) -> str:
     return name
 
 
-def is_fused(option: ShardingOption) -> bool:
-    """Returns whether a sharding option is one of ours."""
-    return option.sharding_type in FUSED_TYPES
-
-
 class FusedEnumerator(EmbeddingEnumerator):
-    """Is TorchRec's ``EmbeddingEnumerator`` that knows fused shardings, with its arguments."""
+    """Is TorchRec's ``EmbeddingEnumerator`` that knows fused shardings, with its arguments.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        *args: those of ``EmbeddingEnumerator``.
+        profile: how rows and bags are used.
+        zipf: exponent of a Zipf law that says how rows are used, for all tables or by table.
+        **kwargs: those of ``EmbeddingEnumerator``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        profile: AccessProfile | None = None,
+        zipf: Mapping[str, float] | float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._profile, self._zipf = profile, zipf
         # Of the module whose options are being made; TorchRec asks for each of its tables.
         self._cannot_be_fused: set[str] = set()
         self._cannot_be_owned: set[str] = set()
+        self._counted: dict[str, TableLoad] = {}
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
         self._cannot_be_fused = unfit_tables(module, sharders, self._compute_device)
         self._cannot_be_owned = unowned_tables(module, sharders)
+        if self._profile is not None or self._zipf is not None:
+            loads = table_loads(module, sharders, self._profile, self._zipf, self._constraints)
+            self._counted = {load.name: load for load in loads}
         options = super().enumerate(module, sharders)
         tables: dict[tuple[str, str], list[ShardingOption]] = {}
         for option in options:
@@ -78,30 +96,39 @@ class FusedEnumerator(EmbeddingEnumerator):
     ) -> set[tuple[str, str]]:
         """Returns the tables whose owners had better pool."""
         can = {
-            key: option_load(options[0], self._constraints)
+            key: self._load(options[0])
             for key, options in tables.items()
             if any(option.sharding_type in OWNER_POOLED for option in options)
         }
         owned: set[tuple[str, str]] = set()
         for path in dict.fromkeys(path for path, _ in can):
             keys = [key for key in can if key[0] == path]
-            pooled = who_pools([can[key] for key in keys], batch=1)
+            loads = [can[key] for key in keys]
+            pooled = who_pools(loads, self._batch, counted=bool(self._counted))
             owned |= {key for key, is_owned in zip(keys, pooled, strict=True) if is_owned}
         return owned
 
+    def _load(self, option: ShardingOption) -> TableLoad:
+        """Returns what ``_batch`` samples ask of an option's table."""
+        return self._counted.get(option.name) or option_load(option, self._constraints)
+
+    @property
+    def _batch(self) -> int:
+        return self._batch_size if self._counted else 1
+
     def _sensible(self, options: Sequence[ShardingOption], owned: bool) -> list[ShardingOption]:
         """Returns the options of a table that are worth a thought; the only choice always is."""
-        load = option_load(options[0], self._constraints)
         if not any(option.sharding_type in OWNER_POOLED for option in options):
             mine = (self._constraints or {}).get(options[0].name)
             asked = mine is not None and mine.sharding_types == [FUSED]
-            pays = asked or fusing_pays(load, batch=1)
+            pays = asked or fusing_pays(self._load(options[0]), self._batch)
             return [option for option in options if pays or not is_fused(option)]
         best = [o for o in options if is_fused(o) and (o.sharding_type in OWNER_POOLED) == owned]
+        second = SECOND_BEST_COUNTED if self._counted else SECOND_BEST
         longest = max((option.total_perf for option in best), default=0.0)
         for option in options:
             if is_fused(option) and option not in best:
-                _slow_down(option, SECOND_BEST * longest)
+                _slow_down(option, second * longest)
         return list(options)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:

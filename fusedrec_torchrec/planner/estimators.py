@@ -27,8 +27,7 @@ from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_BYTES, optimiz
 from fusedrec_torchrec.planner.cost.memory import BATCH_BYTES_PER_ID, buffer_bytes, owner_bytes
 from fusedrec_torchrec.planner.cost.step import fused_step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad
-from fusedrec_torchrec.planner.enumerator import is_fused
-from fusedrec_torchrec.planner.option_load import option_load
+from fusedrec_torchrec.planner.option_load import is_fused, option_load
 from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
 
 __all__ = ["FusedPerfEstimator", "FusedStorageEstimator", "optimizer_bytes"]

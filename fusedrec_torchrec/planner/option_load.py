@@ -9,8 +9,14 @@ from torchrec.distributed.planner.utils import get_num_poolings
 
 from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
-__all__ = ["option_load"]
+__all__ = ["is_fused", "option_load"]
+
+
+def is_fused(option: ShardingOption) -> bool:
+    """Returns whether a sharding option is one of ours."""
+    return option.sharding_type in FUSED_TYPES
 
 
 def option_load(

@@ -56,8 +56,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     as ``ParameterConstraints(sharding_types=["fused_row_wise"])``.
 
     Without ``cluster``, whoever sends fewer rows pools a fused table: its owner, if a batch has
-    fewer bags than distinct rows by ``pooling_factors`` of the constraints and a Zipf law, or its
-    requesters.  Tables that can be fused get a stock sharding only if constraints ask for it.
+    fewer distinct bags than distinct rows, or its requesters.  ``profile`` says how many there are;
+    without it, ``pooling_factors`` of the constraints and a Zipf law do.  Tables that can be fused
+    get a stock sharding only if constraints ask for it.
 
     With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
     which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
@@ -70,9 +71,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         sharding_group_size: ranks of a group; None if all ranks are one group.
         cluster: to plan for; None if TorchRec's estimators decide.
         search: what may be decided; needs ``cluster``.
-        profile: how rows are used; needs ``cluster``.
-        zipf: exponent of a Zipf law that says how rows are used, for all tables or by table; needs
-            ``cluster``.
+        profile: how rows and bags are used.  ``pooling_factors`` of a table go before it.
+        zipf: exponent of a Zipf law that says how rows are used, for all tables or by table.
 
     Attributes:
         decision: what the cost model decided, on the rank that planned; None without ``cluster``.
@@ -135,6 +135,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
                 FusedPerfEstimator(topology, constraints),
                 FusedStorageEstimator(topology, constraints),
             ],
+            profile=profile,
+            zipf=zipf,
         )
         settings = {
             "enumerator": self._own_enumerator,
@@ -348,9 +350,8 @@ class _CostModel:
     zipf: Mapping[str, float] | float | None
 
     def __post_init__(self) -> None:
-        for name in ("search", "profile", "zipf"):
-            if self.cluster is None and getattr(self, name) is not None:
-                raise ValueError(f"{name} is given without cluster, which the cost model needs")
+        if self.cluster is None and self.search is not None:
+            raise ValueError("search is given without cluster, which the cost model needs")
 
 
 def _topology(

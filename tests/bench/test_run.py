@@ -76,7 +76,10 @@ def test_what_systems_send_is_what_batches_ask_for(tmp_path: Path, bags: BagKind
     workload = dataclasses.replace(TINY, bags=bags)
     suite = SuiteConfig(
         **QUICK,  # type: ignore[arg-type]
-        systems=["table_wise", "row_wise", "column_wise", "fused_row_wise", "fused_planner"],
+        systems=[
+            *("table_wise", "row_wise", "column_wise"),
+            *("fused_row_wise", "fused_planner", "fused_profiled"),
+        ],
         workloads=[workload],
     )
     document = run_suite(suite, None, tmp_path, progress=False)
@@ -94,6 +97,9 @@ def test_what_systems_send_is_what_batches_ask_for(tmp_path: Path, bags: BagKind
     assert stock == pytest.approx(outputs / asked["least_elements"])
     assert asked["distinct_bags"] < asked["outputs"] == 2 * 3 * 64
     assert figures.headline == "fused_planner"
+    # Whoever has counted rows and bags knows what the fewest are; single batches differ.
+    profiled = figures.systems["fused_profiled"].rows_over_least
+    assert profiled is not None and profiled < 1.1
 
 
 @pytest.mark.usefixtures("_warm_ranks")

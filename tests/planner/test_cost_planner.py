@@ -132,8 +132,8 @@ def test_what_cannot_be(settings: dict[str, Any], problem: str) -> None:
 
 
 def test_settings_that_need_a_cluster() -> None:
-    with pytest.raises(ValueError, match="zipf is given without cluster"):
-        fr.FusedShardingPlanner(zipf=1.0)
+    with pytest.raises(ValueError, match="search is given without cluster"):
+        fr.FusedShardingPlanner(search=SearchConfig())
     with pytest.raises(ValueError, match="sharding_group_size and cluster are both given"):
         fr.FusedShardingPlanner(cluster=CLUSTER, sharding_group_size=2)
 

@@ -169,6 +169,58 @@ def test_a_profile_tells_bags_that_repeat() -> None:
     assert knows.decision.systems[0] in OWNER_POOLED
 
 
+def counted_profile(distinct_bags: dict[str, int], rows: int, used: int) -> AccessProfile:
+    """Bags of 3 ids; each table uses some of its rows, all alike, in batches of 1024 samples."""
+    sizes = np.array([64, 256, 1024], np.int64)
+    bags_of = {}
+    for name, most in distinct_bags.items():
+        distinct = np.minimum(sizes, most)
+        bags_of[name] = CountedBags(
+            sizes, np.ones(3, np.int64), distinct, 3 * distinct, 1344, 1344, 4032
+        )
+    return AccessProfile(
+        table_rows=dict.fromkeys(distinct_bags, rows),
+        samples=1024,
+        accesses=dict.fromkeys(distinct_bags, 3 * 1024),
+        ids=dict.fromkeys(distinct_bags, np.arange(used)),
+        counts=dict.fromkeys(distinct_bags, np.full(used, 3 * 1024 // used, np.int64)),
+        error=0,
+        counters=1 << 20,
+        bags=bags_of,
+    )
+
+
+def test_a_profile_decides_who_pools_without_a_cluster() -> None:
+    """The same tables, whose batches have about 512 distinct rows; bags repeat, or they do not."""
+    model, sharders = bags(few=10**5, many=10**5), fr.fused_sharders()
+    profile = counted_profile({"few": 20, "many": 1024}, rows=10**5, used=512)
+    plan = planner(profile=profile, batch_size=1024).plan(model, sharders)
+    assert types(plan)["few"] in OWNER_POOLED and types(plan)["many"] == "fused_row_wise"
+    profile = counted_profile({"few": 20, "many": 30}, rows=10**5, used=512)
+    assert {*types(planner(profile=profile, batch_size=1024).plan(model, sharders)).values()} <= {
+        *OWNER_POOLED
+    }
+    profile = counted_profile({"few": 1024, "many": 1024}, rows=10**5, used=512)
+    assert {*types(planner(profile=profile, batch_size=1024).plan(model, sharders)).values()} == {
+        "fused_row_wise"
+    }
+    # What a user says about a table goes before, and other tables are another model's.
+    asked = {"few": ParameterConstraints(sharding_types=["fused_row_wise"])}
+    profile = counted_profile({"few": 20, "many": 30}, rows=10**5, used=512)
+    plan = planner(profile=profile, constraints=asked, batch_size=1024).plan(model, sharders)
+    assert types(plan)["few"] == "fused_row_wise" and types(plan)["many"] in OWNER_POOLED
+    with pytest.raises(ValueError, match="profile"):
+        planner(profile=profile, batch_size=1024).plan(bags(other=10**5), sharders)
+
+
+def test_a_zipf_law_decides_who_pools_without_a_cluster() -> None:
+    """A steep law has fewer rows than bags, where the one that is assumed has more."""
+    model, sharders, constraints = bags(t=10**6), fr.fused_sharders(), pooling(t=3.0)
+    assert types(planner(constraints=constraints).plan(model, sharders))["t"] in OWNER_POOLED
+    steep = planner(constraints=constraints, zipf=2.0).plan(model, sharders)
+    assert types(steep)["t"] == "fused_row_wise"
+
+
 def test_a_plan_file_is_the_plan(tmp_path: Path) -> None:
     model, sharders = bags(one=10**5, long=10**6, wide=10**6), fr.fused_sharders()
     constraints = pooling(long=20.0, wide=20.0) | {

@@ -13,7 +13,7 @@ from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["fusing_pays", "owner_pools", "who_pools"]
+__all__ = ["fusing_pays", "who_pools"]
 
 # If the requester pools, the distinct rows of a batch travel; stock shardings pool at the owner and
 # send a row for each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct
@@ -24,6 +24,7 @@ MOST_ROWS_PER_OUTPUT = 1.0
 # long as one whose owners pool all tables, at the same number of rows.  That twice as many rows are
 # worth it is a guess, made for bags that repeat more than this model knows.
 MOST_MORE_ROWS = 2.0
+MOST_MORE_COUNTED_ROWS = 1.005
 RANKS = 2  # rows that are sent grow alike with them
 ASSUMED_ZIPF = 1.05  # of ids that nobody has counted
 
@@ -40,40 +41,29 @@ def fusing_pays(table: TableLoad, batch: int) -> bool:
     return fused <= MOST_ROWS_PER_OUTPUT * stock
 
 
-def owner_pools(table: TableLoad, batch: int) -> bool:
-    """Returns whether fewer rows of a fused table travel if its owner pools than its requester.
-
-    That is if a batch has fewer distinct bags than distinct rows.  How often rows are used is taken
-    to be a Zipf law, as ids of most data are.
-
-    Args:
-        table: to be fused; its own row classes do not count.
-        batch: samples of a rank.
-    """
-    if not table.pooled:
-        return False
-    return replace(table, classes=_likely(table.rows)).has_fewer_bags(batch)
-
-
-def who_pools(tables: Sequence[TableLoad], batch: int) -> list[bool]:
+def who_pools(tables: Sequence[TableLoad], batch: int, counted: bool = False) -> list[bool]:
     """Returns for each fused table of a module whether its owner pools.
 
-    Where owners pool some tables, they pool all, unless many more rows would travel then.  To have
-    both kinds in a module costs a second pass over the output, and that bags do not repeat is only
-    an assumption: where they do, owners have even less to send.
+    Where owners pool some tables, they pool all, unless more rows would travel then: to have both
+    kinds in a module costs a second pass over the output.  It takes many more rows if nobody has
+    counted them: that bags do not repeat is only an assumption then, and where they do, owners have
+    even less to send.
 
     Args:
         tables: of one module.
         batch: samples of a rank.
+        counted: whether somebody knows how often rows and bags come; if not, it is assumed.
     """
-    owned = [owner_pools(table, batch) for table in tables]
+    likely = list(tables)
+    if not counted:
+        likely = [replace(table, classes=_likely(table.rows)) for table in tables]
+    owned = [table.pooled and table.has_fewer_bags(batch) for table in likely]
     if not any(owned):
         return owned
-    likely = [replace(table, classes=_likely(table.rows)) for table in tables]
     bags = [table.distinct_bags(batch).bags if table.pooled else 0.0 for table in likely]
     rows = [table.unique(batch) for table in likely]
     fewest = sum(min(pair) for pair in zip(bags, rows, strict=True))
-    if sum(bags) <= MOST_MORE_ROWS * fewest:
+    if sum(bags) <= (MOST_MORE_COUNTED_ROWS if counted else MOST_MORE_ROWS) * fewest:
         return [table.pooled for table in tables]
     return [table.pooled and not table.has_more_bags(batch) for table in likely]
 

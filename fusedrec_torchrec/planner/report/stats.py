@@ -7,7 +7,8 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.types import ShardingOption
 
 from fusedrec_torchrec.compat.planner_stats import abbreviated
-from fusedrec_torchrec.planner.enumerator import is_fused, stock_name
+from fusedrec_torchrec.planner.enumerator import stock_name
+from fusedrec_torchrec.planner.option_load import is_fused
 from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, FUSED_TABLE_WISE
 
 __all__ = ["FusedEmbeddingStats"]

@@ -10,7 +10,7 @@ from fusedrec_torchrec.access.bag_counts import CountedBags
 from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, RatesConfig
-from fusedrec_torchrec.planner.cost.fusing import owner_pools
+from fusedrec_torchrec.planner.cost.fusing import who_pools
 from fusedrec_torchrec.planner.cost.memory import (
     Placement,
     buffer_bytes,
@@ -131,8 +131,10 @@ def test_a_zipf_law_says_how_many_rows_are_distinct() -> None:
     uniform = RowClasses.uniform(10**6)
     # With ids that are all alike, bags of two would have half as many rows again.
     few = TableLoad("t", 10**4, 64, 2.0, RowClasses.uniform(10**4))
-    assert few.unique(4096) > 1.3 * few.distinct_bags(4096).bags and not owner_pools(few, 4096)
-    assert owner_pools(TableLoad("t", 10**6, 64, 20.0, uniform), 4096)
-    assert not owner_pools(TableLoad("t", 10**6, 64, 1.0, uniform), 4096)
-    assert not owner_pools(TableLoad("t", 50, 64, 20.0, RowClasses.uniform(50)), 4096)
-    assert not owner_pools(TableLoad("t", 10**6, 64, 20.0, uniform, pooled=False), 4096)
+    assert few.unique(4096) > 1.3 * few.distinct_bags(4096).bags and who_pools([few], 4096) == [
+        False
+    ]
+    assert who_pools([TableLoad("t", 10**6, 64, 20.0, uniform)], 4096) == [True]
+    assert who_pools([TableLoad("t", 10**6, 64, 1.0, uniform)], 4096) == [False]
+    assert who_pools([TableLoad("t", 50, 64, 20.0, RowClasses.uniform(50))], 4096) == [False]
+    assert who_pools([TableLoad("t", 10**6, 64, 20.0, uniform, pooled=False)], 4096) == [False]
