@@ -4,9 +4,9 @@ Two bags are the same if they are of one table and hold the same ids, in the sam
 same weights: then their sums are the same to the last bit.  Hashes find candidates, and ids are
 compared in full.
 
-To look for equal bags costs a pass over the ids.  A slot whose bags hardly repeat *rests*: it does
-not look for a number of batches.  Ranks may differ in this, since only a sender's own messages
-depend on it.
+To look for equal bags costs a pass over the ids.  A slot whose first bags hardly repeat stops to
+look after a quarter of them.  Nothing is remembered from batch to batch: sums of gradients, whose
+last bits depend on which bags are one, are the same in a run that was interrupted and resumed.
 
 Shape suffixes: S slots, B bags, N ids, G distinct bags with ids, M ids in them.
 """
@@ -21,7 +21,7 @@ from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["BagDedup", "DistinctBags"]
 
-RESTS = 64  # batches for which a slot does not look, after its bags did not repeat
+TRIED, LEAST_TRIED = 1 / 4, 64  # after this part of its bags a slot may stop to look
 # Constants of SplitMix64 and others, as signed numbers; products wrap around.
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685, -2643881736870682267)
 
@@ -37,6 +37,7 @@ class DistinctBags:
         weights_M: their weights; None if there are none.
         bags_S: how many distinct bags are first seen in each slot; they come slot after slot.
         ids_S: how many ids these have.
+        full: how many bags are not empty.
     """
 
     number_B: torch.Tensor
@@ -45,6 +46,7 @@ class DistinctBags:
     weights_M: torch.Tensor | None
     bags_S: list[int]
     ids_S: list[int]
+    full: int
 
 
 class BagDedup:
@@ -52,23 +54,14 @@ class BagDedup:
 
     Args:
         tables: a number for the table of each slot; equal bags of one table are the same.
-        worth: the share of bags that must repeat for a slot not to rest.
+        worth: the share of bags that must repeat for a slot to look on.
         device: of the ids.
     """
 
     def __init__(self, tables: Sequence[int], worth: float, device: torch.device) -> None:
         self._tables_S = torch.tensor(tables, dtype=torch.int64, device=device)
         self._worth = worth
-        self._rests = [0] * len(tables)  # batches left
         self._native = native.available_on(device)
-
-    def looks(self) -> list[bool]:
-        """Returns which slots do not rest in the next batch."""
-        return [rests == 0 for rests in self._rests]
-
-    def skip(self) -> None:
-        """Takes note of a batch in which no slot looked."""
-        self._rests = [max(rests - 1, 0) for rests in self._rests]
 
     def __call__(
         self,
@@ -97,14 +90,10 @@ class BagDedup:
             list(bags),
             self._tables_S,
             looks_S,
+            self._worth,
         )
-        bags_S, ids_S, filled_S = counts_3S.tolist()
-        for s, (distinct, filled, looked) in enumerate(zip(bags_S, filled_S, looks, strict=True)):
-            if looked and filled and filled - distinct < self._worth * filled:
-                self._rests[s] = RESTS
-            else:
-                self._rests[s] = max(self._rests[s] - 1, 0)
-        return DistinctBags(number_B, lengths_G, ids_M, weights_M, bags_S, ids_S)
+        bags_S, ids_S, full_S = counts_3S.tolist()
+        return DistinctBags(number_B, lengths_G, ids_M, weights_M, bags_S, ids_S, sum(full_S))
 
 
 def by_sort(
@@ -114,6 +103,7 @@ def by_sort(
     bags: Sequence[int],
     tables_S: torch.Tensor,
     looks_S: torch.Tensor,
+    worth: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Does what the C++ operator ``distinct_bags`` does, by torch's own operators."""
     device, slots = ids_N.device, len(bags)
@@ -135,11 +125,22 @@ def by_sort(
             mixed_N = (mixed_N ^ (bits_N.long() * step)) * factor
         mixed_N = mixed_N ^ (mixed_N >> 29)
         hashes.append(torch.zeros_like(lengths).index_add_(0, bag_N, mixed_N * factor))
-    table_B = tables_S[slot_B]
-    alone_B = torch.where(looks_S[slot_B], -1, bag_B)  # what does not look is like no other
-    kinds = torch.stack([table_B, alone_B, lengths, *hashes], dim=1)
-    _, kind_B = torch.unique(kinds, dim=0, return_inverse=True)
-    first_B = torch.full_like(bag_B, total).scatter_reduce_(0, kind_B, bag_B, "amin")[kind_B]
+
+    def first_like(looks_B: torch.Tensor) -> torch.Tensor:
+        alone_B = torch.where(looks_B, -1, bag_B)  # what does not look is like no other
+        kinds = torch.stack([tables_S[slot_B], alone_B, lengths, *hashes], dim=1)
+        _, kind_B = torch.unique(kinds, dim=0, return_inverse=True)
+        return torch.full_like(bag_B, total).scatter_reduce_(0, kind_B, bag_B, "amin")[kind_B]
+
+    looks_B = looks_S[slot_B]
+    first_B = first_like(looks_B)
+    bags_S = to_device(list(bags), device)
+    tried_S = (bags_S * TRIED).long().clamp(min=LEAST_TRIED)
+    is_tried_B = bag_B - (bags_S.cumsum(0) - bags_S)[slot_B] < tried_S[slot_B]
+    repeats_B = is_tried_B & (first_B != bag_B) & (lengths > 0)
+    repeats_S = torch.zeros_like(bags_S).index_add_(0, slot_B, repeats_B.long())
+    looks_on_S = (repeats_S * bags_S >= worth * tried_S * tried_S) | (bags_S <= tried_S)
+    first_B = first_like(looks_B & (is_tried_B | looks_on_S[slot_B]))
 
     # Bags whose hashes are equal by chance stay apart.
     other_N = (starts_B[first_B])[bag_N] + place_N

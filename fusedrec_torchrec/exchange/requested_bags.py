@@ -49,7 +49,11 @@ class BagRequests:
         slots = SlotFeatures.of(features, first, end, self._weighted)
         with stage("dedup"):
             distinct = self._dedup(
-                slots.ids_N, slots.lengths_B, slots.weights_N, slots.strides, self._dedup.looks()
+                slots.ids_N,
+                slots.lengths_B,
+                slots.weights_N,
+                slots.strides,
+                [True] * len(slots.strides),
             )
         with stage("keys"):
             rows_M, bad = self._ids.rows(distinct.ids_M, distinct.ids_S)

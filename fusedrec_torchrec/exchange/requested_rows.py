@@ -25,7 +25,8 @@ from fusedrec_torchrec.exchange.slot_features import SlotFeatures
 
 __all__ = ["RequestedRows", "RowRequests"]
 
-WORTH = 1 / 4  # of bags must repeat for it to pay to pool each distinct one by itself
+WORTH = 1 / 4  # of bags must repeat for a slot to look on for equal ones
+SAVED = 1.0  # rows that need not be read for every bag, for it to pay to pool distinct ones first
 LONG = 2  # ids that bags have on average; equal bags of one id each are found as equal ids
 
 
@@ -74,17 +75,22 @@ class RowRequests:
         ids_N, ids_per_slot = slots.ids_N, slots.ids_per_slot
         if any(looks):
             with stage("dedup"):
-                distinct = self._bag_dedup(
-                    slots.ids_N, slots.lengths_B, slots.weights_N, slots.strides, looks
-                )
+                distinct = self._distinct(slots, looks)
+        if distinct is not None:
             ids_N, ids_per_slot = distinct.ids_M, distinct.ids_S
-        elif self._folds:
-            self._bag_dedup.skip()
         lengths_B = slots.lengths_B if distinct is None and self._can_move(slots) else None
         numbered = self._numbers(ids_N, ids_per_slot, self._replication.index, lengths_B)
         with stage("route"):
             route = Route(layout, numbered.keys_U, numbered.counts_P)
         return RequestedRows(self, features, slots, looks, distinct, numbered, route)
+
+    def _distinct(self, slots: SlotFeatures, looks: list[bool]) -> DistinctBags | None:
+        """Returns the distinct bags; None if they had better be pooled as if all were distinct."""
+        distinct = self._bag_dedup(
+            slots.ids_N, slots.lengths_B, slots.weights_N, slots.strides, looks
+        )
+        saved = sum(slots.ids_per_slot) - sum(distinct.ids_S)
+        return distinct if saved >= SAVED * distinct.full and saved else None
 
     def _can_move(self, slots: SlotFeatures) -> bool:
         """Returns whether ids can be in the order in which they are pooled, without weights."""
@@ -97,10 +103,8 @@ class RowRequests:
         if not self._folds or learned:
             return [False] * len(slots.strides)
         return [
-            looks and ids >= LONG * bags > 0
-            for looks, ids, bags in zip(
-                self._bag_dedup.looks(), slots.ids_per_slot, slots.strides, strict=True
-            )
+            ids >= LONG * bags > 0
+            for ids, bags in zip(slots.ids_per_slot, slots.strides, strict=True)
         ]
 
     def describe_bad(self, slots: SlotFeatures) -> str:

@@ -89,6 +89,7 @@ def route_of(batch: Batch, way: str) -> BagRoute:
         None if batch.weights is None else torch.tensor(batch.weights),
         [len(of_slot) for of_slot in batch.bags],
         [sum(map(len, of_slot)) for of_slot in batch.bags],
+        full=len(flat),
     )
     with pytest.MonkeyPatch.context() as patch:
         if way == "torch":

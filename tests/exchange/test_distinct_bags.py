@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange import distinct_bags
-from fusedrec_torchrec.exchange.distinct_bags import RESTS, BagDedup, DistinctBags
+from fusedrec_torchrec.exchange.distinct_bags import BagDedup, DistinctBags
 
 CPU = torch.device("cpu")
 NEEDS_NATIVE = pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
@@ -41,7 +41,7 @@ def find(
         torch.tensor([len(ids) for ids, _ in bags], dtype=types.get("lengths", torch.int32)),
         torch.tensor([w for _, weights in bags for w in weights or ()]) if weighted else None,
         [len(slot) for slot in slots],
-        dedup.looks() if looks is None else looks,
+        [True] * len(slots) if looks is None else looks,
     )
 
 
@@ -175,42 +175,54 @@ def test_bags_stay_apart_where_all_hashes_collide(batch: Any) -> None:
     assert got.ids_M.tolist() == [i for ids in numbers for i in ids]
 
 
-REPEATED, DISTINCT = bags_of((1, 2), (1, 2), (3,)), bags_of((1, 2), (2, 1), (3,))
+def numbers(*runs: Sequence[int]) -> list[Bag]:
+    return bags_of(*[(number, -number) for run in runs for number in run])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_slot_whose_bags_do_not_repeat_rests_and_looks_again(way: str) -> None:
-    dedup = dedup_of(way, [0, 1], worth=1 / 4)
-    find(dedup, [REPEATED, DISTINCT])
-    for _ in range(RESTS):
-        assert dedup.looks() == [True, False]
-        got = find(dedup, [REPEATED, REPEATED])
-        assert (got.bags_S, got.number_B.tolist()) == ([2, 3], [0, 0, 1, 2, 3, 4])
-    assert dedup.looks() == [True, True]
-    assert find(dedup, [REPEATED, REPEATED]).bags_S == [2, 2]
-    assert dedup.looks() == [True, True]
+def test_a_slot_whose_first_bags_do_not_repeat_stops_to_look(way: str) -> None:
+    """Of 400 bags it tries 100; the share that must repeat is a quarter."""
+    late = numbers(range(100), range(300))  # 100 bags that repeat, but not among the first
+    early = numbers(range(10), range(10), range(380))
+    got = find(dedup_of(way, [0, 1], worth=1 / 4), [late, early])
+    assert got.bags_S == [400, 380] and got.full == 800
+    assert got.number_B[:400].tolist() == [*range(400)]
+    assert find(dedup_of(way, [0, 1], worth=0.0), [late, early]).bags_S == [300, 380]
 
 
-def test_a_batch_in_which_nobody_looked_counts_for_the_rest() -> None:
-    dedup = dedup_of("by sort", [0], worth=1 / 4)
-    find(dedup, [DISTINCT])
-    for _ in range(RESTS):
-        assert dedup.looks() == [False]
-        dedup.skip()
-    assert dedup.looks() == [True]
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_found_before_it_stopped_to_look_stays(way: str) -> None:
+    """One bag in the first hundred is too little for a quarter, but it is one."""
+    slot = numbers([5], range(99), range(99), range(201))
+    got = find(dedup_of(way, [0], worth=1 / 4), [slot])
+    assert got.bags_S == [399] and got.number_B[6] == got.number_B[0] == 0
+    # A bag of another slot of the table is like those that were looked at.
+    got = find(dedup_of(way, [0, 0], worth=1 / 4), [slot, numbers(range(20))])
+    assert got.bags_S == [399, 0]
 
 
-def test_a_batch_without_ids_says_nothing_about_repetition() -> None:
-    dedup = dedup_of("by sort", [0], worth=1 / 4)
-    find(dedup, [bags_of((), (), ())])
-    assert dedup.looks() == [True]
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("repeats", "looks_on"), [(6, False), (7, True)])
+def test_as_many_first_bags_must_repeat_as_tell_of_enough_repeats(
+    way: str, repeats: int, looks_on: bool
+) -> None:
+    """By chance a quarter of the bags has a sixteenth of the repeats: 6.25 for 100 of 400."""
+    slot = numbers(range(100 - repeats), range(repeats), range(300))
+    got = find(dedup_of(way, [0], worth=1 / 4), [slot])
+    assert got.bags_S == [300 if looks_on else 400 - repeats]
 
 
-def test_bags_that_repeat_just_often_enough_do_not_rest() -> None:
-    three_of_four = bags_of((1,), (2,), (3,), (3,))
-    dedup = dedup_of("by sort", [0], worth=1 / 4)
-    find(dedup, [three_of_four])
-    assert dedup.looks() == [True]
-    dedup = dedup_of("by sort", [0], worth=0.26)
-    find(dedup, [three_of_four])
-    assert dedup.looks() == [False]
+@pytest.mark.parametrize("way", WAYS)
+def test_few_bags_are_all_looked_at(way: str) -> None:
+    slot = numbers(range(32), range(32))
+    assert find(dedup_of(way, [0], worth=1.0), [slot]).bags_S == [32]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_batch_is_always_the_same(way: str) -> None:
+    """Whatever came before: a run that was resumed must not differ from one that was not."""
+    dedup, slot = dedup_of(way, [0], worth=1 / 16), numbers(range(60), range(60), range(280))
+    first = find(dedup, [slot]).number_B
+    for _ in range(3):
+        find(dedup, [numbers(range(400))])
+    assert find(dedup, [slot]).number_B.equal(first)

@@ -90,9 +90,18 @@ FOR_THIS_CPU void hash_bags(const Id* ids, const int32_t* lengths, const float* 
   }
 }
 
+// After so many bags a slot stops to look for equal ones if too few repeat.
+inline int64_t tried_bags(int64_t bags) { return std::max<int64_t>(bags / 4, 64); }
+
+// Whether it is worth it to look on: if `repeats` of the first `tried` bags repeat, about n / tried
+// times that share of n bags does, as chance has it.
+inline bool worth_looking(int64_t repeats, int64_t tried, int64_t bags, double worth) {
+  return static_cast<double>(repeats) * bags >= worth * tried * tried;
+}
+
 template <typename Id>
 void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
-                 at::IntArrayRef bags_S, const int64_t* tables, const bool* looks,
+                 at::IntArrayRef bags_S, const int64_t* tables, const bool* looks, double worth,
                  int32_t* number, int64_t* counts_3S, Numbered& numbered) {
   thread_local BagTable kept; // no allocation in later batches
   BagTable& seen = kept;
@@ -112,31 +121,44 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
     const int64_t bags = bags_S[s];
     const size_t before = numbered.start.size();
     int64_t filled = 0;
-    if (looks[s]) {
-      hashes.resize(std::max<size_t>(hashes.size(), bags));
-      hash_bags(ids + at, lengths, weights ? weights + at : nullptr, bags, table, hashes.data());
+    bool looking = looks[s];
+    const int64_t tried = std::min(tried_bags(bags), bags);
+    hashes.resize(std::max<size_t>(hashes.size(), bags));
+    const auto hash = [&](int64_t first, int64_t end) {
+      hash_bags(ids + at, lengths + first, weights ? weights + at : nullptr, end - first, table,
+                hashes.data() + first);
+    };
+    if (looking) {
+      hash(0, tried);
     }
     for (int64_t b = 0; b < bags; ++b) {
+      if (looking && b == tried) {
+        const int64_t repeats = filled - static_cast<int64_t>(numbered.start.size() - before);
+        looking = worth_looking(repeats, tried, bags, worth);
+        if (looking) {
+          hash(tried, bags);
+        }
+      }
       const int32_t length = lengths[b];
       if (length == 0) {
         number[b] = -1;
         continue;
       }
       ++filled;
-      if (!looks[s]) {
+      if (!looking) {
         number[b] = static_cast<int32_t>(numbered.start.size());
         numbered.add(at, length, table, 0);
         at += length;
         continue;
       }
-      if (b + kAhead < bags) {
+      if (b + kAhead < (b < tried ? tried : bags)) {
         __builtin_prefetch(seen.slots.data() + seen.home(hashes[b + kAhead]), 1);
       }
       const float* own_weights = weights ? weights + at : nullptr;
-      const uint64_t hash = hashes[b];
-      const uint32_t tag = static_cast<uint32_t>(hash);
+      const uint64_t own_hash = hashes[b];
+      const uint32_t tag = static_cast<uint32_t>(own_hash);
       const size_t mask = seen.slots.size() - 1;
-      size_t place = seen.home(hash);
+      size_t place = seen.home(own_hash);
       int32_t match = -1;
       for (; seen.slots[place].number != 0; place = (place + 1) & mask) {
         if (seen.slots[place].tag != tag) {
@@ -153,7 +175,7 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
       }
       if (match < 0) {
         match = static_cast<int32_t>(numbered.start.size());
-        numbered.add(at, length, table, hash);
+        numbered.add(at, length, table, own_hash);
         seen.slots[place] = {tag, match + 1};
         if (++used > seen.slots.size() / 2) {
           seen.resize(66 - seen.shift);
@@ -186,13 +208,14 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
 }
 
 // Numbers the bags of all slots: bags of one table with the same ids, in the same order and with
-// the same weights, have the same number, where a slot looks for them; empty bags have -1.  Numbers
+// the same weights, have the same number, where a slot looks for them; empty bags have -1.  A slot
+// stops to look if less than a share `worth` of its bags seems to repeat.  Numbers
 // go up in the order of first occurrence.  Returns the number of each bag; length, ids and weights of
 // the distinct ones; and for each slot how many are first seen there, how many ids these have, and
 // how many bags are not empty.
 std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor> distinct_bags(
     const Tensor& ids_N, const Tensor& lengths_B, const std::optional<Tensor>& weights_N,
-    at::IntArrayRef bags_S, const Tensor& tables_S, const Tensor& looks_S) {
+    at::IntArrayRef bags_S, const Tensor& tables_S, const Tensor& looks_S, double worth) {
   const Checks check("distinct_bags");
   check.dense("ids", ids_N, {at::kInt, at::kLong});
   check.dense("lengths", lengths_B, {at::kInt});
@@ -223,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor> distinct_bags(
   const float* weights = weights_N ? weights_N->const_data_ptr<float>() : nullptr;
   const auto number = [&](const auto* ids) {
     number_bags(ids, lengths, weights, bags_S, tables_S.const_data_ptr<int64_t>(),
-                looks_S.const_data_ptr<bool>(), number_B.mutable_data_ptr<int32_t>(),
+                looks_S.const_data_ptr<bool>(), worth, number_B.mutable_data_ptr<int32_t>(),
                 counts_3S.mutable_data_ptr<int64_t>(), numbered);
   };
   const bool narrow = ids_N.scalar_type() == at::kInt;

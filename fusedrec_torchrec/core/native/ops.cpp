@@ -22,7 +22,7 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
         "Tensor shifts, Tensor part_starts, Tensor? hot_table, int[] slot_ends, int batch) "
         "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)");
   m.def("distinct_bags(Tensor ids, Tensor lengths, Tensor? weights, int[] bags, Tensor tables, "
-        "Tensor looks) -> (Tensor, Tensor, Tensor, Tensor?, Tensor)");
+        "Tensor looks, float worth) -> (Tensor, Tensor, Tensor, Tensor?, Tensor)");
   m.def("bag_units(Tensor lengths, Tensor distinct, Tensor ends, Tensor shards, int buckets, "
         "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("bag_cells(Tensor numbers, int[] bags, int[] shards, Tensor unit_places, Tensor units, "

@@ -65,6 +65,7 @@ def distinct_bags() -> Arguments:
         "bags": [2, 2],
         "tables": torch.tensor([0, 0]),
         "looks": torch.tensor([True, True]),
+        "worth": 0.25,
     }
 
 
