@@ -137,6 +137,9 @@ class FusedEnumerator(EmbeddingEnumerator):
                 option.sharding_type = option.sharding_type.fused
             if option.sharding_type == FUSED_COLUMN_WISE:
                 self._split_columns(option)
+            if option.name in self._counted:  # ids of a bag, which estimates and placement go by
+                bags = len(option.input_lengths)
+                option.input_lengths = [self._counted[option.name].pooling / bags] * bags
         super().populate_estimates(sharding_options)
 
     def _split_columns(self, option: ShardingOption) -> None:

@@ -213,6 +213,22 @@ def test_a_profile_decides_who_pools_without_a_cluster() -> None:
         planner(profile=profile, batch_size=1024).plan(bags(other=10**5), sharders)
 
 
+def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
+    """Estimates of all options go by it, and the search by them."""
+    names = ["long", "a", "b", "c", "d"]
+    profile = counted_profile(dict.fromkeys(names, 20), rows=10**5, used=512)
+    accesses = {**profile.accesses, "long": 4 * profile.accesses["long"]}
+    counts = {**profile.counts, "long": 4 * profile.counts["long"]}
+    profile = replace(profile, accesses=accesses, counts=counts)
+    one = planner(profile=profile, batch_size=1024)
+    plan = one.plan(bags(**dict.fromkeys(names, 10**5)), fr.fused_sharders())
+    assert {option.name: option.input_lengths for option in one.get_selected_options()} == {
+        "long": [12.0],
+        **{name: [3.0] for name in "abcd"},
+    }
+    assert {*types(plan).values()} <= {*OWNER_POOLED}
+
+
 def test_a_zipf_law_decides_who_pools_without_a_cluster() -> None:
     """A steep law has fewer rows than bags, where the one that is assumed has more."""
     model, sharders, constraints = bags(t=10**6), fr.fused_sharders(), pooling(t=3.0)
