@@ -155,10 +155,14 @@ class WorkloadFigures:
     @property
     def best_speed_up(self) -> Ratio | None:
         """Time of the best stock step / time of our best step."""
-        if self.best_stock is None or self.best_ours is None:
+        return None if self.best_ours is None else self.speed_up_of(self.best_ours.name)
+
+    def speed_up_of(self, system: str) -> Ratio | None:
+        """Returns the time of the best stock step / that of a system that was measured."""
+        if self.best_stock is None:
             return None
         seconds = self.measured["seconds"]
-        return paired_ratio(seconds[self.best_stock.name], seconds[self.best_ours.name])
+        return paired_ratio(seconds[self.best_stock.name], seconds[system])
 
     @property
     def speed_up(self) -> Ratio | None:

@@ -300,7 +300,9 @@ def bounds(workloads: Sequence[WorkloadFigures]) -> Table:
 
 def phases(workloads: Sequence[WorkloadFigures]) -> Table:
     """Shows where the fused step's time goes, and how much the named stages account for."""
-    names = list(workloads[0].phases)
+    names = [
+        name for name in workloads[0].phases if any(w.phases.get(name, 0) > 0 for w in workloads)
+    ]  # none of hot rows where there are none
     rows: list[tuple[str, ...]] = []
     for w in workloads:
         assert w.fused is not None
@@ -308,7 +310,7 @@ def phases(workloads: Sequence[WorkloadFigures]) -> Table:
         rows.append(
             (
                 w.label,
-                *(f"{w.phases[name]:.2f}" for name in names),
+                *(f"{w.phases.get(name, 0.0):.2f}" for name in names),
                 f"{1 - other / step:.0%}",
                 f"{step / w.fused.milliseconds:.2f}",
             )
