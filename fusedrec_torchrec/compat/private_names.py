@@ -229,6 +229,7 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
     ),
     *_of(
         "torchrec.distributed.planner.enumerators.EmbeddingEnumerator",
+        "_batch_size",
         "_compute_device",
         "_constraints",
         "_world_size",
