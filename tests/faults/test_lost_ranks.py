@@ -143,9 +143,9 @@ def test_a_rank_that_was_stopped_is_named_with_what_to_do() -> None:
     assert len(set(found)) == 1
     # Mostly gloo tells the late rank that its connection is gone; sometimes it times out, too.
     assert re.match(
-        r"stage 'ids': (rank 1 did not answer in time and came when rank 0 had given up|all ranks are "
-        r"there, but each waited in vain for another one)\. A rank that does not answer hangs, is "
-        r"stopped or swapped out, or is in another collective: look at",
+        r"stage 'ids': (rank 1 did not answer in time and came when rank 0 had given up|"
+        r"all ranks are there, but each waited in vain for another one)\. A rank that does not "
+        r"answer hangs, is stopped or swapped out, or is in another collective: look at",
         found[0],
     )
     assert "?" not in found[0] and "launch.timeout_seconds" in found[0]
