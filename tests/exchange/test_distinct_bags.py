@@ -181,7 +181,7 @@ def numbers(*runs: Sequence[int]) -> list[Bag]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_slot_whose_first_bags_do_not_repeat_stops_to_look(way: str) -> None:
-    """Of 400 bags it tries 100; the share that must repeat is a quarter."""
+    """It tries 100 of 400 bags, and would look on if a quarter of all bags seemed to repeat."""
     late = numbers(range(100), range(300))  # 100 bags that repeat, but not among the first
     early = numbers(range(10), range(10), range(380))
     got = find(dedup_of(way, [0, 1], worth=1 / 4), [late, early])
@@ -192,7 +192,7 @@ def test_a_slot_whose_first_bags_do_not_repeat_stops_to_look(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_was_found_before_it_stopped_to_look_stays(way: str) -> None:
-    """One bag in the first hundred is too little for a quarter, but it is one."""
+    """One repeat among the first hundred bags is too few to look on, but it counts as one bag."""
     slot = numbers([5], range(99), range(99), range(201))
     got = find(dedup_of(way, [0], worth=1 / 4), [slot])
     assert got.bags_S == [399] and got.number_B[6] == got.number_B[0] == 0
@@ -206,7 +206,7 @@ def test_what_was_found_before_it_stopped_to_look_stays(way: str) -> None:
 def test_as_many_first_bags_must_repeat_as_tell_of_enough_repeats(
     way: str, repeats: int, looks_on: bool
 ) -> None:
-    """By chance a quarter of the bags has a sixteenth of the repeats: 6.25 for 100 of 400."""
+    """The first quarter has a sixteenth of the repeats by chance: 6.25, if 100 of 400 repeat."""
     slot = numbers(range(100 - repeats), range(repeats), range(300))
     got = find(dedup_of(way, [0], worth=1 / 4), [slot])
     assert got.bags_S == [300 if looks_on else 400 - repeats]

@@ -114,7 +114,7 @@ def test_it_pays_off_the_critical_path() -> None:
 
 
 def test_it_pays_on_better_links() -> None:
-    """Of four ranks, a sum of all replicas is fewer bytes than touched rows to everybody."""
+    """With four ranks, summing up all replicas takes fewer bytes than sending touched rows to all."""
     use = dataclasses.replace(BALANCED, owner_R=np.arange(4))
     better = dataclasses.replace(BYTES, all_reduce_bandwidth=4e9)
     assert rows_to_replicate(use, 4, better) == 4
@@ -123,7 +123,7 @@ def test_it_pays_on_better_links() -> None:
 
 @pytest.mark.parametrize("bandwidth", [1e6, 4e9])
 def test_the_speed_of_all_reduces_does_not_count_where_there_is_none(bandwidth: float) -> None:
-    """Of two ranks, touched rows to the other one are never more bytes than a sum."""
+    """With two ranks, touched rows are never more bytes than a sum of all replicas."""
     other = dataclasses.replace(BYTES, all_reduce_bandwidth=bandwidth)
     for sync_every in (1, 8):
         np.testing.assert_array_equal(
