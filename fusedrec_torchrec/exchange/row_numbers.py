@@ -87,24 +87,8 @@ class RowNumbers:
             lengths_B: ids of each bag, slot after slot, if all slots have as many bags and whoever
                 can do it is to put ids in the order (sample, slot).
         """
-        if self._native:
-            return self.by_hash(ids_N, counts, index, lengths_B)
-        with stage("keys"):
-            keys_N, bad = self._keys.keys(ids_N, counts)
-        with stage("dedup"):
-            unique = self._dedup(keys_N, index)
-        per_bucket = self.per_bucket(counts)
-        buckets = list(rows_of_buckets(unique, len(self._layout.buckets), per_bucket))
-        return NumberedRows(unique.keys_U, unique.counts_P, buckets, False, bad)
-
-    def by_hash(
-        self,
-        ids_N: torch.Tensor,
-        counts: list[int],
-        index: ReplicaIndex | None = None,
-        lengths_B: torch.Tensor | None = None,
-    ) -> NumberedRows:
-        """Does it by the C++ operator; keys of a part come in the order of first occurrence."""
+        if not self._native:
+            return self._by_sort(ids_N, counts, index)
         layout = self._layout
         with stage("keys"):
             ids_N = self._keys.hashed(ids_N, counts)
@@ -121,13 +105,23 @@ class RowNumbers:
                 self._slot_ends,
                 0 if lengths_B is None else lengths_B.numel() // len(counts),
             )
-        per_bucket = rows_N.split(self.per_bucket(counts))
         buckets = [
             BucketRows(rows, offsets_B1=offsets[k] if offsets and offsets[k].numel() else None)
-            for k, rows in enumerate(per_bucket)
+            for k, rows in enumerate(rows_N.split(self.per_bucket(counts)))
         ]
-        in_order = lengths_B is not None and lengths_B.numel() > 0
-        return NumberedRows(keys_U, counts_P, buckets, in_order, bad)
+        return NumberedRows(keys_U, counts_P, buckets, bool(offsets), bad)
+
+    def _by_sort(
+        self, ids_N: torch.Tensor, counts: list[int], index: ReplicaIndex | None
+    ) -> NumberedRows:
+        """Does it step by step; ids stay in the order of the batch."""
+        with stage("keys"):
+            keys_N, bad = self._keys.keys(ids_N, counts)
+        with stage("dedup"):
+            unique = self._dedup(keys_N, index)
+        per_bucket = self.per_bucket(counts)
+        buckets = list(rows_of_buckets(unique, len(self._layout.buckets), per_bucket))
+        return NumberedRows(unique.keys_U, unique.counts_P, buckets, False, bad)
 
     def per_bucket(self, ids_per_slot: list[int]) -> list[int]:
         """Returns how many ids each bucket has."""

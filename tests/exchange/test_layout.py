@@ -132,7 +132,7 @@ def number(
     """The rows of ids: by the C++ operator, or by a sort, of which CUDA's has a static shape."""
     options = options or ExchangeOptions()
     if method == "by_hash":
-        return RowNumbers(layout, options).by_hash(ids, counts)
+        return RowNumbers(layout, options)(ids, counts)
     keys, bad = KeySpace(layout, options).keys(ids, counts)
     assert keys.dtype == layout.key_dtype
     unique = Dedup(layout.part_starts_P1).by_sort(keys, static_shape=method == "static")
@@ -332,7 +332,7 @@ def test_ids_in_the_order_in_which_they_are_pooled(
     ids = torch.tensor([i for slot in bags for bag in slot for i in bag], dtype=index_type)
     lengths = torch.tensor([len(bag) for slot in bags for bag in slot], dtype=index_type)
     numbers = RowNumbers(layout, ExchangeOptions())
-    plain, moved = numbers.by_hash(ids, counts), numbers.by_hash(ids, counts, None, lengths)
+    plain, moved = numbers(ids, counts), numbers(ids, counts, None, lengths)
     assert moved.in_bag_order and moved.keys_U.equal(plain.keys_U)
     assert moved.counts_P.equal(plain.counts_P)
     for bucket, before, after in zip(layout.buckets, plain.buckets, moved.buckets, strict=True):
