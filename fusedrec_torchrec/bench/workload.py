@@ -10,7 +10,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
-from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.bench.hot import HotWorkload
@@ -41,14 +40,14 @@ class Workload:
     """Holds what one rank trains on.
 
     Attributes:
-        table_rows: rows by table.
+        source: the data.
         dims: columns of each table.
         batches: this rank's batches, used in turn.
         hot: the data's hot rows; None if no system or batch is about them.
     """
 
     config: WorkloadConfig
-    table_rows: dict[str, int]
+    source: Source
     dims: list[int]
     batches: list[KeyedJaggedTensor]
     hot: HotWorkload | None = None
@@ -76,7 +75,7 @@ class Workload:
             places = np.arange(len(samples)).reshape(HOT_BATCHES, ranks, size)[:, rank]
             names = list(source.table_rows)
             batches = [_batch(samples.take(place), names) for place in places]
-            return cls(config, source.table_rows, dims_of(config, len(names)), batches, hot)
+            return cls(config, source, dims_of(config, len(names)), batches, hot)
         steps = min(BATCHES, source.samples // (size * ranks))
         if not steps:
             raise ValueError(
@@ -88,19 +87,17 @@ class Workload:
         starts = [(step * ranks + rank) * size for step in range(steps)]
         names = list(rows)
         batches = [_batch(source.read(start, start + size), names) for start in starts]
-        return cls(config, rows, dims, batches, hot)
+        return cls(config, source, dims, batches, hot)
+
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Rows by table."""
+        return self.source.table_rows
 
     def profile(self) -> AccessProfile:
-        """Returns how rows and bags of this rank's batches are used."""
-        recorder = Recorder(self.table_rows, counters=sum(self.table_rows.values()))
-        for batch in self.batches:
-            tables = [batch[name] for name in self.table_rows]
-            recorder.add(
-                [table.values().long().numpy() for table in tables],
-                batch.stride(),
-                np.stack([table.lengths().int().numpy() for table in tables]),
-            )
-        return recorder.profile()
+        """Returns how rows and bags of the data are used."""
+        hot = self.hot or HotWorkload(self.config, self.source)
+        return hot.profile
 
     def model(self) -> Model:
         """Returns the unsharded model, without memory for its tables."""

@@ -1,12 +1,14 @@
 """Rows that are asked of their owners: from a batch to what is sent, and to the output.
 
 Ids become keys, keys become distinct.  Where bags repeat, each distinct bag is pooled once and then
-copied to all places in the output that show it.
+copied to all places in the output that show it.  Only the C++ operator looks for them: without it,
+it takes sorts, and on CUDA waits for the device, to save less than that.
 """
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.core import native
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import (
     Bags,
@@ -56,7 +58,9 @@ class RowRequests:
         self._weighted = weighted
         self._replication = replication
         self._learned_weights = learned_weights
-        self._folds = mean_S is not None and not learned_weights
+        self._folds = (
+            mean_S is not None and not learned_weights and native.available_on(layout.device)
+        )
         numbers = [t for t, table in enumerate(layout.tables) for _ in table.features]
         self._bag_dedup = BagDedup(numbers, WORTH, layout.device)
         self._pooled = mean_S is not None

@@ -198,7 +198,7 @@ class FusedEmbeddingBagCollectionSharder(_FusedTableSharder, EmbeddingBagCollect
 
 
 class FusedEmbeddingCollectionSharder(_FusedTableSharder, EmbeddingCollectionSharder):
-    """TorchRec's ``EmbeddingCollectionSharder`` with ``fused_row_wise``.
+    """TorchRec's ``EmbeddingCollectionSharder`` with ``fused_row_wise``; sequences have no other.
 
     Args:
         fused_params, qcomm_codecs_registry: as in TorchRec.

@@ -21,7 +21,11 @@ struct Transposed {
   int64_t slots, batch;
 
   bool all_of_one() const {
-    return std::all_of(lengths, lengths + slots * batch, [](int32_t length) { return length == 1; });
+    int32_t other = 0;  // not std::all_of, which compilers do not vectorize
+    for (int64_t i = 0; i < slots * batch; ++i) {
+      other |= lengths[i] ^ 1;
+    }
+    return other == 0;
   }
 
   Tensor offsets(const at::TensorOptions& ints) const {
