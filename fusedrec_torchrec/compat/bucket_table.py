@@ -7,6 +7,7 @@ shardings.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -258,6 +259,16 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         """The columns of the bucket's tables."""
         dim: int = self._settings["dim"]
         return dim
+
+    @cached_property
+    def table_starts_T(self) -> torch.Tensor:
+        """The first row of each of the bucket's tables on this rank."""
+        return torch.tensor([0, *accumulate(self._local_rows[:-1])])
+
+    @property
+    def can_update_in_parts(self) -> bool:
+        """Whether several calls, of different rows each, do what one does: no step is counted."""
+        return self._location == EmbeddingLocation.HOST and not self.table.counts_steps_of_rows
 
     @property
     def optimizer(self) -> BucketOptimizer:

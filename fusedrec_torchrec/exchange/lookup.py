@@ -1,4 +1,4 @@
-"""The owner's lookup: one FBGEMM call per physical table.
+"""The owner's lookup: one FBGEMM call per physical table, some if there are very many ids.
 
 Local row numbers are the ids, one per bag where rows travel (see ``compat.bucket_table``), and as
 they came where owners pool.  The update is FBGEMM's fused optimizer in backward, which sums the
@@ -18,8 +18,9 @@ from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.asked import Asked, joined
-from fusedrec_torchrec.exchange.buckets import BucketConfig, physical_tables
+from fusedrec_torchrec.exchange.buckets import BucketConfig, PhysicalTable, physical_tables
 from fusedrec_torchrec.exchange.context import ReceivedRows
+from fusedrec_torchrec.exchange.large_lookups import PartedLookup
 from fusedrec_torchrec.exchange.replication import Replication, Replications
 
 __all__ = ["FusedLookup"]
@@ -98,12 +99,24 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         looked_up = self.replication.look_up(asked)
         if looked_up is None:
             looked_up = [
-                kernel(of_table.rows_R, of_table.offsets_U1, of_table.weights_R)
-                for kernel, of_table in zip(self._emb_modules, asked, strict=True)
+                self._rows_or_bags(table, kernel, of_table, context.counts_in)
+                for table, kernel, of_table in zip(self._tables, self.kernels, asked, strict=True)
             ]
         if len(looked_up) == 1:
             return looked_up[0].view(-1)
         return self._in_wire_order(looked_up, context.counts_in)
+
+    def _rows_or_bags(
+        self, table: PhysicalTable, kernel: BucketKernel, asked: Asked, counts: list[list[int]]
+    ) -> torch.Tensor:
+        parted = None
+        if table.rows is None and table.bags is not None and kernel.can_update_in_parts:
+            units = [row[table.bags] for row in counts]
+            parted = PartedLookup.cut(asked, units, kernel.table_starts_T)
+        if parted is None:
+            return kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
+        pooled = [kernel(part.rows_R, part.offsets_U1, part.weights_R) for part in parted.parts]
+        return parted.joined(pooled)
 
     def asked(self, received: ReceivedRows) -> list[Asked]:
         """Returns what is asked of each physical table, requester after requester."""
