@@ -29,7 +29,7 @@ __all__ = ["RequestedRows", "RowRequests"]
 
 WORTH = 1 / 4  # of bags must repeat for a slot to look on for equal ones
 SAVED = 1.0  # rows that need not be read for every bag, for it to pay to pool distinct ones first
-LONG = 2  # ids that bags have on average; equal bags of one id each are found as equal ids
+LONG = SAVED / WORTH  # ids that bags have on average, so that so many repeats save enough
 
 
 class RowRequests:
@@ -74,12 +74,13 @@ class RowRequests:
     def __call__(self, features: KeyedJaggedTensor) -> "RequestedRows":
         layout = self._layout
         slots = SlotFeatures.of(features, 0, len(layout.slot_names), self._weighted)
-        looks = self._looks(slots)
-        distinct = None
+        looks, distinct = self._looks(slots), None
         ids_N, ids_per_slot = slots.ids_N, slots.ids_per_slot
         if any(looks):
             with stage("dedup"):
-                distinct = self._distinct(slots, looks)
+                batch = (ids_N, slots.lengths_B, slots.weights_N, slots.strides)
+                looks = self._bag_dedup.repeating(*batch, looks)
+                distinct = self._distinct(slots, looks) if any(looks) else None
         if distinct is not None:
             ids_N, ids_per_slot = distinct.ids_M, distinct.ids_S
         lengths_B = slots.lengths_B if distinct is None and self._can_move(slots) else None

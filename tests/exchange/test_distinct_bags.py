@@ -181,35 +181,61 @@ def numbers(*runs: Sequence[int]) -> list[Bag]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_slot_whose_first_bags_do_not_repeat_stops_to_look(way: str) -> None:
-    """It tries 100 of 400 bags, and would look on if a quarter of all bags seemed to repeat."""
-    late = numbers(range(100), range(300))  # 100 bags that repeat, but not among the first
-    early = numbers(range(10), range(10), range(380))
+    """It tries 128 of 512 bags, and would look on if a quarter of all bags seemed to repeat."""
+    late = numbers(range(128), range(384))  # 128 bags that repeat, but not among the first
+    early = numbers(range(10), range(10), range(492))
     got = find(dedup_of(way, [0, 1], worth=1 / 4), [late, early])
-    assert got.bags_S == [400, 380] and got.full == 800
-    assert got.number_B[:400].tolist() == [*range(400)]
-    assert find(dedup_of(way, [0, 1], worth=0.0), [late, early]).bags_S == [300, 380]
+    assert got.bags_S == [512, 492] and got.full == 1024
+    assert got.number_B[:512].tolist() == [*range(512)]
+    assert find(dedup_of(way, [0, 1], worth=0.0), [late, early]).bags_S == [384, 492]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_was_found_before_it_stopped_to_look_stays(way: str) -> None:
-    """One repeat among the first hundred bags is too few to look on, but it counts as one bag."""
-    slot = numbers([5], range(99), range(99), range(201))
+    """One repeat among the first 128 bags is too few to look on, but it counts as one bag."""
+    slot = numbers([5], range(127), range(127), range(257))
     got = find(dedup_of(way, [0], worth=1 / 4), [slot])
-    assert got.bags_S == [399] and got.number_B[6] == got.number_B[0] == 0
+    assert got.bags_S == [511] and got.number_B[6] == got.number_B[0] == 0
     # A bag of another slot of the table is like those that were looked at.
     got = find(dedup_of(way, [0, 0], worth=1 / 4), [slot, numbers(range(20))])
-    assert got.bags_S == [399, 0]
+    assert got.bags_S == [511, 0]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("repeats", "looks_on"), [(6, False), (7, True)])
+@pytest.mark.parametrize(
+    ("bags", "tried", "repeats", "looks_on"),
+    [(512, 128, 7, False), (512, 128, 8, True), (8192, 512, 7, False), (8192, 512, 8, True)],
+)
 def test_as_many_first_bags_must_repeat_as_tell_of_enough_repeats(
-    way: str, repeats: int, looks_on: bool
+    way: str, bags: int, tried: int, repeats: int, looks_on: bool
 ) -> None:
-    """The first quarter has a sixteenth of the repeats by chance: 6.25, if 100 of 400 repeat."""
-    slot = numbers(range(100 - repeats), range(repeats), range(300))
+    """A sixteenth of many bags has a 256th of the repeats by chance: 8, if a quarter repeats."""
+    slot = numbers(range(tried - repeats), range(repeats), range(bags - tried))
     got = find(dedup_of(way, [0], worth=1 / 4), [slot])
-    assert got.bags_S == [300 if looks_on else 400 - repeats]
+    assert got.bags_S == [bags - tried if looks_on else bags - repeats]
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_that_repeat_are_told_by_their_first_bags(weighted: bool, dtype: torch.dtype) -> None:
+    repeated, fresh = numbers(range(64), range(64), range(384)), numbers(range(512))
+    few, empty = numbers(range(8), range(4)), bags_of(*[()] * 40)
+    slots = [fresh, repeated, empty, repeated, few, []]
+    bags = [bag for slot in slots for bag in slot]
+    lengths = torch.tensor([len(ids) for ids, _ in bags], dtype=torch.int32)
+    ids = torch.tensor([i for ids, _ in bags for i in ids], dtype=dtype)
+    weights = torch.ones(ids.numel()) if weighted else None
+
+    def repeating(weights: torch.Tensor | None) -> list[bool]:
+        looks = [True, True, True, False, True, True]
+        return dedup_of("native", [0] * 6, worth=1 / 4).repeating(
+            ids, lengths, weights, [len(slot) for slot in slots], looks
+        )
+
+    assert repeating(weights) == [False, True, False, False, True, True]
+    if weighted:
+        assert repeating(torch.arange(ids.numel()).float()) == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -221,8 +247,8 @@ def test_few_bags_are_all_looked_at(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_batch_is_always_the_same(way: str) -> None:
     """Whatever came before: a run that was resumed must not differ from one that was not."""
-    dedup, slot = dedup_of(way, [0], worth=1 / 16), numbers(range(60), range(60), range(280))
+    dedup, slot = dedup_of(way, [0], worth=1 / 16), numbers(range(60), range(60), range(480))
     first = find(dedup, [slot]).number_B
     for _ in range(3):
-        find(dedup, [numbers(range(400))])
+        find(dedup, [numbers(range(600))])
     assert find(dedup, [slot]).number_B.equal(first)

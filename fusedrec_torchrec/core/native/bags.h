@@ -4,6 +4,7 @@
 
 #include "checks.h"
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -91,7 +92,7 @@ FOR_THIS_CPU void hash_bags(const Id* ids, const int32_t* lengths, const float* 
 }
 
 // After so many bags a slot stops to look for equal ones if too few repeat.
-inline int64_t tried_bags(int64_t bags) { return std::max<int64_t>(bags / 4, 64); }
+inline int64_t tried_bags(int64_t bags) { return std::max<int64_t>(bags / 16, 128); }
 
 // Whether it is worth it to look on: if `repeats` of the first `tried` bags repeat, about n / tried
 // times that share of n bags does, as chance has it.
@@ -207,6 +208,83 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
   seen.last = used;
 }
 
+// Returns which slots had better look for equal bags, as `distinct_bags` decides it, from the first
+// bags of each, and by their hashes alone.
+template <typename Id>
+void find_repeating(const Id* ids, const int32_t* lengths, const float* weights,
+                    at::IntArrayRef bags_S, double worth, bool* looks) {
+  thread_local std::vector<uint64_t> kept_hashes, kept_seen;
+  std::vector<uint64_t>&hashes = kept_hashes, &seen = kept_seen;
+  for (size_t s = 0; s < bags_S.size(); ++s) {
+    const int64_t bags = bags_S[s], tried = std::min(tried_bags(bags), bags);
+    if (looks[s]) {
+      hashes.resize(std::max<size_t>(hashes.size(), tried));
+      hash_bags(ids, lengths, weights, tried, 0, hashes.data());
+      int bits = 1;
+      while ((int64_t{1} << bits) < 2 * tried) {
+        ++bits;
+      }
+      seen.assign(size_t{1} << bits, 0);
+      int64_t repeats = 0;
+      for (int64_t b = 0; b < tried; ++b) {
+        if (lengths[b] == 0) {
+          continue;
+        }
+        const uint64_t hash = hashes[b] | 1; // 0 is an empty place
+        size_t place = hash >> (64 - bits);
+        while (seen[place] != 0 && seen[place] != hash) {
+          place = (place + 1) & (seen.size() - 1);
+        }
+        repeats += seen[place] == hash;
+        seen[place] = hash;
+      }
+      looks[s] = worth_looking(repeats, tried, bags, worth);
+    }
+    for (int64_t b = 0; b < bags; ++b) {
+      ids += lengths[b];
+      weights = weights ? weights + lengths[b] : nullptr;
+    }
+    lengths += bags;
+  }
+}
+
+// The lengths of all bags, which are as many as the bags of all slots; returns how many ids they have.
+inline int64_t check_lengths(const Checks& check, const Tensor& lengths_B, at::IntArrayRef bags_S) {
+  check.dense("lengths", lengths_B, {at::kInt});
+  check.length("lengths", lengths_B.numel(), check.sum("bags", bags_S));
+  const int32_t* lengths = lengths_B.const_data_ptr<int32_t>();
+  int64_t total = 0;
+  for (int64_t b = 0; b < lengths_B.numel(); ++b) {
+    check.that(lengths[b] >= 0, "lengths must be at least 0");
+    total += lengths[b];
+  }
+  return total;
+}
+
+Tensor repeating_slots(const Tensor& ids_N, const Tensor& lengths_B,
+                       const std::optional<Tensor>& weights_N, at::IntArrayRef bags_S,
+                       const Tensor& looks_S, double worth) {
+  const Checks check("repeating_slots");
+  check.dense("ids", ids_N, {at::kInt, at::kLong});
+  check.dense("looks", looks_S, {at::kBool});
+  check.length("looks", looks_S.numel(), static_cast<int64_t>(bags_S.size()));
+  const int64_t total = check_lengths(check, lengths_B, bags_S);
+  check.length("ids", ids_N.numel(), total);
+  if (weights_N) {
+    check.dense("weights", *weights_N, {at::kFloat});
+    check.length("weights", weights_N->numel(), total);
+  }
+  Tensor repeating_S = looks_S.clone();
+  const float* weights = weights_N ? weights_N->const_data_ptr<float>() : nullptr;
+  const auto find = [&](const auto* ids) {
+    find_repeating(ids, lengths_B.const_data_ptr<int32_t>(), weights, bags_S, worth,
+                   repeating_S.mutable_data_ptr<bool>());
+  };
+  ids_N.scalar_type() == at::kInt ? find(ids_N.const_data_ptr<int32_t>())
+                                  : find(ids_N.const_data_ptr<int64_t>());
+  return repeating_S;
+}
+
 // Numbers the bags of all slots: bags of one table with the same ids, in the same order and with
 // the same weights, have the same number, where a slot looks for them; empty bags have -1.  A slot
 // stops to look if less than a share `worth` of its bags seems to repeat.  Numbers
@@ -218,20 +296,14 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor> distinct_bags(
     at::IntArrayRef bags_S, const Tensor& tables_S, const Tensor& looks_S, double worth) {
   const Checks check("distinct_bags");
   check.dense("ids", ids_N, {at::kInt, at::kLong});
-  check.dense("lengths", lengths_B, {at::kInt});
   check.dense("tables", tables_S, {at::kLong});
   check.dense("looks", looks_S, {at::kBool});
+  const int64_t total = check_lengths(check, lengths_B, bags_S);
   const int64_t slots = static_cast<int64_t>(bags_S.size()), bags = lengths_B.numel();
-  check.length("lengths", bags, check.sum("bags", bags_S));
   check.length("tables", tables_S.numel(), slots);
   check.length("looks", looks_S.numel(), slots);
   check.that(bags < std::numeric_limits<int32_t>::max(), "bags must be fewer than 2^31");
   const int32_t* lengths = lengths_B.const_data_ptr<int32_t>();
-  int64_t total = 0;
-  for (int64_t b = 0; b < bags; ++b) {
-    check.that(lengths[b] >= 0, "lengths must be at least 0");
-    total += lengths[b];
-  }
   check.length("ids", ids_N.numel(), total);
   if (weights_N) {
     check.dense("weights", *weights_N, {at::kFloat});

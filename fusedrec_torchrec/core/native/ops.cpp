@@ -23,6 +23,8 @@ TORCH_LIBRARY_FRAGMENT(fusedrec, m) {
         "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)");
   m.def("distinct_bags(Tensor ids, Tensor lengths, Tensor? weights, int[] bags, Tensor tables, "
         "Tensor looks, float worth) -> (Tensor, Tensor, Tensor, Tensor?, Tensor)");
+  m.def("repeating_slots(Tensor ids, Tensor lengths, Tensor? weights, int[] bags, Tensor looks, "
+        "float worth) -> Tensor");
   m.def("bag_units(Tensor lengths, Tensor distinct, Tensor ends, Tensor shards, int buckets, "
         "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("bag_cells(Tensor numbers, int[] bags, int[] shards, Tensor unit_places, Tensor units, "
@@ -47,6 +49,7 @@ TORCH_LIBRARY_IMPL(fusedrec, CPU, m) {
   m.impl("hot_table", hot_table);
   m.impl("number_rows", number_rows);
   m.impl("distinct_bags", distinct_bags);
+  m.impl("repeating_slots", repeating_slots);
   m.impl("bag_units", bag_units);
   m.impl("bag_cells", bag_cells);
   m.impl("pack_bags", pack_bags);
