@@ -5,8 +5,9 @@ same weights: then their sums are the same to the last bit.  Hashes find candida
 compared in full.
 
 To look for equal bags costs a pass over the ids.  A slot whose first bags hardly repeat stops to
-look after a sixteenth of them, but not before 128.  Nothing is remembered from batch to batch: sums of gradients, whose
-last bits depend on which bags are one, are the same in a run that was interrupted and resumed.
+look after a sixteenth of them, but not before 128.  Nothing is remembered from batch to batch: sums
+of gradients, whose last bits depend on which bags are one, are the same in a run that was
+interrupted and resumed.
 
 Shape suffixes: S slots, B bags, N ids, G distinct bags with ids, M ids in them.
 """
