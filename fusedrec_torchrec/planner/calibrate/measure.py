@@ -25,6 +25,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
     column_wise,
     construct_module_sharding_plan,
     row_wise,
@@ -50,9 +51,19 @@ from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
+from fusedrec_torchrec.planner.search.owners import column_splits
+from fusedrec_torchrec.sharding.plan_entries import (
+    fused_column_wise,
+    fused_row_wise,
+    fused_table_wise,
+)
 from fusedrec_torchrec.sharding.sharders import FusedEmbeddingBagCollectionSharder
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+)
 
 __all__ = ["Measured", "Shape", "calibrate", "main", "report"]
 
@@ -62,7 +73,7 @@ LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
-MIXED = "fused_row_wise and fused_table_wise"  # by turns
+MIXED = "fused_row_wise, fused_table_wise and fused_column_wise"  # by turns
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,10 @@ OWNED_SHAPES = (  # of fused tables that their owners pool
     (FUSED_TABLE_WISE, Shape(pooling=3.0, batch=2048)),
     (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
+    (FUSED_COLUMN_WISE, Shape(pooling=10.0, batch=512)),
+    (MIXED, Shape(batch=16)),  # little else than the start of a step and its buckets
     (MIXED, Shape(batch=64)),
+    (MIXED, Shape(batch=64, dim=16)),
     (MIXED, Shape(pooling=10.0, batch=512)),
 )
 SHAPES = (
@@ -235,15 +249,29 @@ def predicted(system: str, shape: Shape, ranks: int) -> Step:
     hot = None
     if hot_set is not None:
         hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
-    owners = [_owners(system, i, ranks) for i in range(shape.tables)]
+    owners = [_owners(system, i, shape.dim, ranks) for i in range(shape.tables)]
     return fused_step(loads, shape.batch, ranks, hot=hot, owners=owners)
 
 
-def _owners(system: str, table: int, ranks: int) -> tuple[int, ...]:
-    """Returns the rank that pools a fused table, if one does."""
+def _owners(system: str, table: int, dim: int, ranks: int) -> tuple[int, ...]:
+    """Returns the ranks that pool a fused table; none if requesters do."""
+    turn = table
     if system == MIXED:
-        return (table // 2 % ranks,) if table % 2 else ()
-    return (table % ranks,) if system == FUSED_TABLE_WISE else ()
+        turn, kind = divmod(table, len(FUSED_TYPES))
+        system = FUSED_TYPES[kind]
+    if system == FUSED:
+        return ()
+    splits = column_splits(dim, ranks) if system == FUSED_COLUMN_WISE else ()
+    return tuple(range(max(splits))) if splits else (turn % ranks,)
+
+
+def _fused(owners: Sequence[int], hot_rows: list[int] | None) -> ParameterShardingGenerator:
+    """Returns how a fused table is sharded that these ranks pool."""
+    if not owners:
+        return fused_row_wise(hot_rows=hot_rows)
+    if len(owners) == 1:
+        return fused_table_wise(owners[0])
+    return fused_column_wise(list(owners))
 
 
 def _model(
@@ -262,21 +290,21 @@ def _model(
     sharder: Any = FusedEmbeddingBagCollectionSharder(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3}
     )
-    generators: dict[str, Callable[[int], Any]] = {
-        FUSED: lambda i: fused_row_wise(
-            hot_rows=None if hot_set is None else hot_set.ids[names[i]].tolist()
-        ),
-        FUSED_TABLE_WISE: lambda i: fused_table_wise(i % ranks),
-        MIXED: lambda i: (
-            fused_table_wise(own[0]) if (own := _owners(MIXED, i, ranks)) else fused_row_wise()
-        ),
+    stock: dict[str, Callable[[int], ParameterShardingGenerator]] = {
         "table_wise": lambda i: table_wise(rank=i % ranks, compute_kernel="fused"),
         "row_wise": lambda _: row_wise(compute_kernel="fused"),
         "column_wise": lambda _: column_wise(ranks=list(range(ranks)), compute_kernel="fused"),
     }
+
+    def generator(i: int) -> ParameterShardingGenerator:
+        if system in stock:
+            return stock[system](i)
+        hot_rows = None if hot_set is None else hot_set.ids[names[i]].tolist()
+        return _fused(_owners(system, i, shape.dim, ranks), hot_rows)
+
     plan = construct_module_sharding_plan(
         module,
-        {name: generators[system](i) for i, name in enumerate(names)},
+        {name: generator(i) for i, name in enumerate(names)},
         sharder=sharder,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
         world_size=ranks,
