@@ -17,11 +17,13 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.bag_counts import CountedBags
+from fusedrec_torchrec.planner.enumerator import SECOND_BEST, SECOND_BEST_COUNTED
 from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
 from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
     FUSED_COLUMN_WISE,
+    FUSED_TYPES,
     OWNER_POOLED,
 )
 from tests.planner.search.test_decide import quick
@@ -227,6 +229,27 @@ def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
         **{name: [3.0] for name in "abcd"},
     }
     assert {*types(plan).values()} <= {*OWNER_POOLED}
+
+
+def test_balance_is_no_reason_to_send_more_only_where_bags_were_counted() -> None:
+    """A law, or a profile of an older file, knows how often rows come, not which bags repeat."""
+    profile = counted_profile({"t": 20}, rows=10**5, used=512)
+
+    def times_slower(**known: Any) -> float:
+        """Of the way of pooling that sends more, to the other's time."""
+        one = planner(batch_size=1024, **known)
+        options = one._enumerator.enumerate(bags(t=10**5), fr.fused_sharders())
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for option in options:
+            if option.sharding_type in FUSED_TYPES:
+                times[option.sharding_type in OWNER_POOLED].append(option.total_perf)
+        less, more = sorted(times.values(), key=max)
+        return min(more) / max(less)
+
+    assert times_slower(profile=profile) >= SECOND_BEST_COUNTED * (1 - 1e-9)
+    for known in ({"profile": replace(profile, bags={})}, {"zipf": 1.05}):
+        slower = times_slower(**known, constraints=pooling(t=3.0))
+        assert SECOND_BEST * (1 - 1e-9) <= slower < SECOND_BEST_COUNTED / 4, known
 
 
 def test_a_zipf_law_decides_who_pools_without_a_cluster() -> None:

@@ -41,21 +41,21 @@ def fusing_pays(table: TableLoad, batch: int) -> bool:
     return fused <= MOST_ROWS_PER_OUTPUT * stock
 
 
-def who_pools(tables: Sequence[TableLoad], batch: int, counted: bool = False) -> list[bool]:
+def who_pools(tables: Sequence[TableLoad], batch: int, rows_known: bool = False) -> list[bool]:
     """Returns for each fused table of a module whether its owner pools.
 
     Where owners pool some tables, they pool all, unless more rows would travel then: to have both
-    kinds in a module costs a second pass over the output.  It takes many more rows if nobody has
-    counted them: that bags do not repeat is only an assumption then, and where they do, owners have
-    even less to send.
+    kinds in a module costs a second pass over the output.  It takes many more rows unless the bags
+    of all tables were counted: that bags do not repeat is only an assumption then, and where they
+    do, owners have even less to send.
 
     Args:
         tables: of one module.
         batch: samples of a rank.
-        counted: whether somebody knows how often rows and bags come; if not, it is assumed.
+        rows_known: whether somebody knows how often rows come; if not, a Zipf law is assumed.
     """
     likely = list(tables)
-    if not counted:
+    if not rows_known:
         likely = [replace(table, classes=_likely(table.rows)) for table in tables]
     owned = [table.pooled and table.has_fewer_bags(batch) for table in likely]
     if not any(owned):
@@ -63,6 +63,7 @@ def who_pools(tables: Sequence[TableLoad], batch: int, counted: bool = False) ->
     bags = [table.distinct_bags(batch).bags if table.pooled else 0.0 for table in likely]
     rows = [table.unique(batch) for table in likely]
     fewest = sum(min(pair) for pair in zip(bags, rows, strict=True))
+    counted = all(table.bags_are_counted for table in tables if table.pooled)
     if sum(bags) <= (MOST_MORE_COUNTED_ROWS if counted else MOST_MORE_ROWS) * fewest:
         return [table.pooled for table in tables]
     return [table.pooled and not table.has_more_bags(batch) for table in likely]
