@@ -51,12 +51,8 @@ from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.owners import column_splits
-from fusedrec_torchrec.sharding.plan_entries import (
-    fused_column_wise,
-    fused_row_wise,
-    fused_table_wise,
-)
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
+from fusedrec_torchrec.sharding.plan_entries import fused_by_owners
 from fusedrec_torchrec.sharding.sharders import FusedEmbeddingBagCollectionSharder
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
@@ -73,7 +69,6 @@ LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
-MIXED = "fused_row_wise, fused_table_wise and fused_column_wise"  # by turns
 
 
 @dataclass(frozen=True)
@@ -114,10 +109,10 @@ OWNED_SHAPES = (  # of fused tables that their owners pool
     (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
     (FUSED_COLUMN_WISE, Shape(pooling=10.0, batch=512)),
-    (MIXED, Shape(batch=16)),  # little else than the start of a step and its buckets
-    (MIXED, Shape(batch=64)),
-    (MIXED, Shape(batch=64, dim=16)),
-    (MIXED, Shape(pooling=10.0, batch=512)),
+    (FUSED_MIXED, Shape(batch=16)),  # little else than the start of a step and its buckets
+    (FUSED_MIXED, Shape(batch=64)),
+    (FUSED_MIXED, Shape(batch=64, dim=16)),
+    (FUSED_MIXED, Shape(pooling=10.0, batch=512)),
 )
 SHAPES = (
     Shape(batch=64),
@@ -243,35 +238,14 @@ def predicted(system: str, shape: Shape, ranks: int) -> Step:
         TableLoad(name, shape.rows, shape.dim, shape.pooling, classes, bag_use=bags)
         for name in shape.names
     ]
-    if system not in (*FUSED_TYPES, MIXED):
+    if system not in (*FUSED_TYPES, FUSED_MIXED):
         return stock_step(system, loads, shape.batch, ranks)
     _, hot_set = source_of(shape, ranks)
     hot = None
     if hot_set is not None:
         hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
-    owners = [_owners(system, i, shape.dim, ranks) for i in range(shape.tables)]
+    owners = [owners_in_turn(system, i, shape.dim, ranks) for i in range(shape.tables)]
     return fused_step(loads, shape.batch, ranks, hot=hot, owners=owners)
-
-
-def _owners(system: str, table: int, dim: int, ranks: int) -> tuple[int, ...]:
-    """Returns the ranks that pool a fused table; none if requesters do."""
-    turn = table
-    if system == MIXED:
-        turn, kind = divmod(table, len(FUSED_TYPES))
-        system = FUSED_TYPES[kind]
-    if system == FUSED:
-        return ()
-    splits = column_splits(dim, ranks) if system == FUSED_COLUMN_WISE else ()
-    return tuple(range(max(splits))) if splits else (turn % ranks,)
-
-
-def _fused(owners: Sequence[int], hot_rows: list[int] | None) -> ParameterShardingGenerator:
-    """Returns how a fused table is sharded that these ranks pool."""
-    if not owners:
-        return fused_row_wise(hot_rows=hot_rows)
-    if len(owners) == 1:
-        return fused_table_wise(owners[0])
-    return fused_column_wise(list(owners))
 
 
 def _model(
@@ -300,7 +274,7 @@ def _model(
         if system in stock:
             return stock[system](i)
         hot_rows = None if hot_set is None else hot_set.ids[names[i]].tolist()
-        return _fused(_owners(system, i, shape.dim, ranks), hot_rows)
+        return fused_by_owners(owners_in_turn(system, i, shape.dim, ranks), hot_rows=hot_rows)
 
     plan = construct_module_sharding_plan(
         module,

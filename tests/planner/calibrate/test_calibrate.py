@@ -22,6 +22,7 @@ from fusedrec_torchrec.planner.calibrate.measure import Shape
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
 from fusedrec_torchrec.planner.topology import topology_of
 from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TABLE_WISE
 from tests.cli.command import ROOT
@@ -143,12 +144,12 @@ def test_rates_of_owners_are_told_apart_in_noisy_steps() -> None:
 
 
 def test_every_fused_sharding_is_measured() -> None:
-    columns = module._owners(FUSED_COLUMN_WISE, 0, 64, 4)
-    by_turns = [module._owners(module.MIXED, table, 64, 4) for table in range(6)]
+    columns = owners_in_turn(FUSED_COLUMN_WISE, 0, 64, 4)
+    by_turns = [owners_in_turn(FUSED_MIXED, table, 64, 4) for table in range(6)]
     assert columns == (0, 1, 2, 3)
     assert by_turns == [(), (0,), columns, (), (1,), columns]
-    assert module._owners(FUSED_COLUMN_WISE, 3, 4, 2) == (1,)  # too few columns to split
-    assert module.predicted(module.MIXED, Shape(batch=16), 4).buckets == 3
+    assert owners_in_turn(FUSED_COLUMN_WISE, 3, 4, 2) == (1,)  # too few columns to split
+    assert module.predicted(FUSED_MIXED, Shape(batch=16), 4).buckets == 3
 
 
 def test_links_are_found_with_rates_that_are_known() -> None:
@@ -174,7 +175,7 @@ def test_links_between_nodes_are_apart_from_those_within() -> None:
     assert found.between_nodes.latency == pytest.approx(200.0, rel=0.1)
 
 
-OWNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_COLUMN_WISE, module.MIXED)
+OWNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_COLUMN_WISE, FUSED_MIXED)
 
 
 def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
