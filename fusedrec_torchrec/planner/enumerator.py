@@ -15,7 +15,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.exchange.buckets import kernels_of
-from fusedrec_torchrec.planner.cost.fusing import fusing_pays, who_pools
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays, likely_load, who_pools
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.fit_tables import unfit_tables, unowned_tables
 from fusedrec_torchrec.planner.model_tables import table_loads
@@ -104,9 +104,22 @@ class FusedEnumerator(EmbeddingEnumerator):
         for path in dict.fromkeys(path for path, _ in can):
             keys = [key for key in can if key[0] == path]
             loads = [can[key] for key in keys]
-            pooled = who_pools(loads, self._batch, rows_known=bool(self._known_loads))
+            pooled = who_pools(loads, self._batch, rows_known=self.knows_rows)
             owned |= {key for key, is_owned in zip(keys, pooled, strict=True) if is_owned}
         return owned
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether a profile or a law says how often rows come; if not, a law is assumed."""
+        return bool(self._known_loads)
+
+    def expected_load(self, option: ShardingOption) -> tuple[TableLoad, int]:
+        """Returns what an option's table is expected to be asked for, and by how many samples.
+
+        This is what decides who pools.
+        """
+        load = self._load(option)
+        return load if self.knows_rows else likely_load(load), self._batch
 
     def _load(self, option: ShardingOption) -> TableLoad:
         """Returns what ``_batch`` samples ask of an option's table."""

@@ -1,5 +1,7 @@
 """Models whose tables owners pool, as ``FusedShardingPlanner`` plans them."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +231,23 @@ def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
         **{name: [3.0] for name in "abcd"},
     }
     assert {*types(plan).values()} <= {*OWNER_POOLED}
+
+
+def test_statistics_say_which_fused_sharding_a_table_has_and_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="fusedrec_torchrec.planner.report.stats")
+    profile = counted_profile({"few": 20, "many": 1024}, rows=10**5, used=512)
+    model, sharders = bags(few=10**5, many=10**5), fr.fused_sharders()
+    plan = planner(profile=profile, batch_size=1024).plan(model, sharders)
+    kind = types(plan)["few"]
+    assert f"bags.few: {kind}, 20 distinct bags are fewer than 5" in caplog.text
+    assert re.search(r"bags.many: fused_row_wise, 5\d\d distinct rows are no more", caplog.text)
+    assert "Zipf" not in caplog.text
+    caplog.clear()
+    planner(constraints=only(few=FUSED, many=FUSED_COLUMN_WISE)).plan(model, sharders)
+    assert "if rows are used by a Zipf law" in caplog.text
+    assert "bags.many: fused_column_wise, constraints: " in caplog.text
 
 
 def test_balance_is_no_reason_to_send_more_only_where_bags_were_counted() -> None:

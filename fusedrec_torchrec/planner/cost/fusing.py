@@ -13,7 +13,7 @@ from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["fusing_pays", "who_pools"]
+__all__ = ["fusing_pays", "likely_load", "who_pools"]
 
 # If the requester pools, the distinct rows of a batch travel; stock shardings pool at the owner and
 # send a row for each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct
@@ -56,7 +56,7 @@ def who_pools(tables: Sequence[TableLoad], batch: int, rows_known: bool = False)
     """
     likely = list(tables)
     if not rows_known:
-        likely = [replace(table, classes=_likely(table.rows)) for table in tables]
+        likely = [likely_load(table) for table in tables]
     owned = [table.pooled and table.has_fewer_bags(batch) for table in likely]
     if not any(owned):
         return owned
@@ -67,6 +67,11 @@ def who_pools(tables: Sequence[TableLoad], batch: int, rows_known: bool = False)
     if sum(bags) <= (MOST_MORE_COUNTED_ROWS if counted else MOST_MORE_ROWS) * fewest:
         return [table.pooled for table in tables]
     return [table.pooled and not table.has_more_bags(batch) for table in likely]
+
+
+def likely_load(table: TableLoad) -> TableLoad:
+    """Returns what is likely asked of a table if nobody knows how often its rows come."""
+    return replace(table, classes=_likely(table.rows))
 
 
 @lru_cache(maxsize=1 << 10)
