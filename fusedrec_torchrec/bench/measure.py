@@ -14,6 +14,8 @@ from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
 from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, headline_of
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED
+from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
 
 __all__ = ["measure"]
 
@@ -95,7 +97,8 @@ def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None
     size = table_bytes(workload, open_source(workload, prepared))
     if workload.module == "ec":
         reasons["data_parallel"] = "TorchRec's dense EmbeddingCollection kernel fails on CPU"
-        reasons["fused_table_wise"] = "sequences have no bags that an owner could pool"
+        for name in (*OWNER_POOLED, FUSED_MIXED):
+            reasons[name] = "sequences have no bags that an owner could pool"
     elif size > suite.data_parallel_mib << 20:
         reasons["data_parallel"] = f"tables have {size >> 20} MiB, more than data_parallel_mib"
     if workload.ranks % 2:

@@ -9,7 +9,7 @@ from fusedrec_torchrec.bench.figures import ALLOCATOR_TITLES, WorkloadFigures, s
 from fusedrec_torchrec.bench.suite import FUSED_PLANNER, OURS
 from fusedrec_torchrec.sharding.sharding_type import FUSED
 
-__all__ = ["draw"]
+__all__ = ["COLORS", "draw"]
 
 COLORS: dict[str, str] = {
     "table_wise": "tab:blue",
@@ -20,6 +20,8 @@ COLORS: dict[str, str] = {
     "data_parallel": "tab:olive",
     "fused_row_wise": "tab:green",
     "fused_table_wise": "mediumseagreen",
+    "fused_column_wise": "darkseagreen",
+    "fused_mixed": "olivedrab",
     "fused_planner": "darkgreen",
     "fused_profiled": "limegreen",
     "fused_hot": "tab:red",

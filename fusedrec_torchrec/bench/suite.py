@@ -11,7 +11,14 @@ from fusedrec_torchrec.access.synthetic import BagKind
 from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.codecs.options import NARROW, CodecOptions, Codecs
 from fusedrec_torchrec.core.config import from_mapping, section, to_mapping
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, StockSharding
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+    StockSharding,
+)
 
 __all__ = [
     "CODEC_SYSTEMS",
@@ -34,6 +41,8 @@ SystemName = Literal[
     "planner",
     "fused_row_wise",
     "fused_table_wise",
+    "fused_column_wise",
+    "fused_mixed",
     "fused_planner",
     "fused_profiled",
     "fused_hot",
@@ -50,7 +59,13 @@ HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("
 FUSED_PLANNER = "fused_planner"
 FUSED_PROFILED = "fused_profiled"  # by our planner with an access profile of the batches
 # Whose plan depends on the workload: a suite names them where they are worth their time.
-PLANNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_PLANNER, FUSED_PROFILED)
+PLANNED_SYSTEMS = (
+    FUSED_TABLE_WISE,
+    FUSED_COLUMN_WISE,
+    FUSED_MIXED,
+    FUSED_PLANNER,
+    FUSED_PROFILED,
+)
 # How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
 CODEC_SYSTEMS: dict[str, Codecs] = {
     **{
@@ -68,7 +83,7 @@ MLPERF_SIZES = (
     *(6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
 )
 # What stock systems are compared with; codecs and hot rows have comparisons of their own.
-OURS = (FUSED_PLANNER, FUSED_PROFILED, FUSED, FUSED_TABLE_WISE)
+OURS = (FUSED_PLANNER, FUSED_PROFILED, *FUSED_TYPES, FUSED_MIXED)
 
 
 def headline_of(systems: Iterable[str]) -> str | None:
@@ -179,7 +194,8 @@ class SuiteConfig:
         systems: What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8
             steps, and fused_hot_batches agrees before each exchange whether it is needed; and both.
             fused_fp16 and the like have codecs. fused_planner is the plan of FusedShardingPlanner,
-            and fused_table_wise deals whole tables to ranks.
+            fused_table_wise deals whole tables to ranks, fused_column_wise splits the columns of
+            each over all ranks, and fused_mixed has the three fused shardings by turns.
         pairs: Rounds; in each, every system runs once, so that ratios are of neighbours in time.
         steps: Training steps of one measurement.
         warm_up: Steps of each system before the first measurement.

@@ -41,14 +41,21 @@ from fusedrec_torchrec.bench.suite import (
 from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
-from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
+from fusedrec_torchrec.sharding.plan_entries import fused_by_owners
 from fusedrec_torchrec.sharding.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+    OWNER_POOLED,
+)
 
-__all__ = ["System", "balanced", "build", "planner_picks"]
+__all__ = ["System", "balanced", "build", "fused_owners", "planner_picks"]
 
 OPTIMIZER = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02, "eps": 1e-8}
 
@@ -151,13 +158,10 @@ def _plan(
     if name in (FUSED_PLANNER, FUSED_PROFILED):
         fused_planner = _fused_planner(workload, profiled=name == FUSED_PROFILED)
         return fused_planner.collective_plan(model, [sharder], dist.group.WORLD)
-    owners = [table % ranks for table in range(len(workload.table_rows))]
-    if name == FUSED_TABLE_WISE:
-        pooling = workload.config.pooling_of(len(workload.dims))
-        owners = balanced([p * d for p, d in zip(pooling, workload.dims, strict=True)], ranks)
+    owners = _dealt_owners(name, workload)
     generators = {
-        table: _generator(name, owner, ranks)
-        for table, owner in zip(workload.table_rows, owners, strict=True)
+        table: _stock_generator(name, t % ranks, ranks) or fused_by_owners(owners[t])
+        for t, table in enumerate(workload.table_rows)
     }
     module_plan = construct_module_sharding_plan(
         model.embeddings,
@@ -168,6 +172,33 @@ def _plan(
         device_type="cpu",
     )
     return ShardingPlan({"embeddings": module_plan})
+
+
+def fused_owners(name: str, workload: Workload) -> list[tuple[int, ...]] | None:
+    """Returns the ranks that pool each table in one of our systems; none where requesters do.
+
+    The answer is None if our planner leaves a table to TorchRec.
+    """
+    if name not in (FUSED_PLANNER, FUSED_PROFILED):
+        return _dealt_owners(name, workload)
+    planner = _fused_planner(workload, profiled=name == FUSED_PROFILED)
+    (tables,) = planner.plan(workload.model(), [_sharder(FUSED, workload)]).plan.values()
+    entries = [tables[table] for table in workload.table_rows]
+    if any(entry.sharding_type not in FUSED_TYPES for entry in entries):
+        return None
+    return [tuple(e.ranks) if e.sharding_type in OWNER_POOLED else () for e in entries]
+
+
+def _dealt_owners(name: str, workload: Workload) -> list[tuple[int, ...]]:
+    """Returns the same of systems that no planner has planned."""
+    dims, ranks = workload.dims, workload.config.ranks
+    if name == FUSED_TABLE_WISE:
+        pooling = workload.config.pooling_of(len(dims))
+        loads = [p * d for p, d in zip(pooling, dims, strict=True)]
+        return [(owner,) for owner in balanced(loads, ranks)]
+    if name in (FUSED_COLUMN_WISE, FUSED_MIXED):
+        return [owners_in_turn(name, t, dim, ranks) for t, dim in enumerate(dims)]
+    return [()] * len(dims)
 
 
 def balanced(loads: Sequence[float], ranks: int) -> list[int]:
@@ -214,12 +245,13 @@ def _constraints(workload: Workload) -> dict[str, ParameterConstraints]:
     }
 
 
-def _generator(name: str, owner: int, ranks: int) -> ParameterShardingGenerator:
-    """Returns how a table is sharded; ``owner`` is the rank that has it, if one has all of it."""
+def _stock_generator(name: str, owner: int, ranks: int) -> ParameterShardingGenerator | None:
+    """Returns how a table is sharded; ``owner`` is the rank that has it, if one has all of it.
+
+    None if the system is not one of TorchRec's.
+    """
     if name == "table_wise":
         return table_wise(rank=owner, compute_kernel="fused")
-    if name == FUSED_TABLE_WISE:
-        return fused_table_wise(owner)
     if name == "column_wise":
         return column_wise(ranks=list(range(ranks)), compute_kernel="fused")
     if name == "row_wise":
@@ -228,7 +260,7 @@ def _generator(name: str, owner: int, ranks: int) -> ParameterShardingGenerator:
         return _fused_kernel(table_row_wise(host_index=owner % 2))
     if name == "data_parallel":
         return data_parallel()
-    return fused_row_wise()
+    return None
 
 
 def _fused_kernel(generator: ParameterShardingGenerator) -> ParameterShardingGenerator:

@@ -15,15 +15,24 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.hot import HotWorkload
 from fusedrec_torchrec.bench.links import hosts, unavailable
+from fusedrec_torchrec.bench.plots import COLORS
 from fusedrec_torchrec.bench.ranks import environment
 from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.run import run_suite
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
-from fusedrec_torchrec.bench.workload import dims_of, open_source
+from fusedrec_torchrec.bench.suite import (
+    HOT_SYSTEMS,
+    PLANNED_SYSTEMS,
+    SuiteConfig,
+    WorkloadConfig,
+    steps_alike,
+)
+from fusedrec_torchrec.bench.systems import fused_owners
+from fusedrec_torchrec.bench.workload import Workload, dims_of, open_source
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.core.terminal import print_table
@@ -41,7 +50,7 @@ __all__ = [
     "validate",
 ]
 
-PRICED = (FUSED, *STOCK, "fused_hot", "fused_hot_every_8")
+PRICED = (FUSED, *STOCK, *PLANNED_SYSTEMS, "fused_hot", "fused_hot_every_8")
 MOST_BYTES_OFF, MOST_SECONDS_OFF, MOST_SLOWER = 0.02, 0.15, 0.05
 VALIDATION = "validation.json"
 Clusters = Mapping[tuple[int, str], ClusterConfig]
@@ -145,14 +154,20 @@ class Predictor:
         return self._counted[key]
 
     def tables(self, config: WorkloadConfig, counted: bool = False) -> list[TableLoad]:
-        """Returns what a workload asks of its tables: by its law, or as its data was counted."""
+        """Returns what a workload asks of its tables: by its law, or as its data was counted.
+
+        A law does not know which bags repeat.
+        """
         pooled = config.module == "ebc"
-        if config.data == "zipf" and not counted:
+        if config.data == "zipf" and config.bags == "fresh" and not counted:
             law = RowClasses.uniform(config.rows)
             if config.zipf:
                 law = RowClasses.zipf(config.rows, config.zipf)
+            bags = BagsByChance(law, config.pooling, scattered=True)
             return [
-                TableLoad(f"table_{i}", config.rows, dim, config.pooling, law, pooled=pooled)
+                TableLoad(
+                    f"table_{i}", config.rows, dim, config.pooling, law, pooled=pooled, bag_use=bags
+                )
                 for i, dim in enumerate(dims_of(config, config.tables))
             ]
         profile = self._hot(config).profile
@@ -165,12 +180,26 @@ class Predictor:
             classes = RowClasses.counted(profile, name).drawn_once(ids, accesses)
             places = RowPlaces.counted(profile, name).drawn_once(ids, accesses)
             tables.append(
-                TableLoad(name, count, dim, pooling, classes, pooled=pooled, places=places)
+                TableLoad(
+                    name,
+                    count,
+                    dim,
+                    pooling,
+                    classes,
+                    pooled=pooled,
+                    places=places,
+                    bag_use=profile.bags.get(name),
+                )
             )
         return tables
 
-    def step(self, system: str, config: WorkloadConfig) -> Step:
-        """Predicts a step of a system."""
+    def _owners(self, system: str, config: WorkloadConfig) -> list[tuple[int, ...]] | None:
+        """Returns who pools each table, as the benchmark's first rank plans it."""
+        source = open_source(config, self._prepared)
+        return fused_owners(system, Workload.make(config, source, rank=0))
+
+    def step(self, system: str, config: WorkloadConfig) -> Step | None:
+        """Predicts a step of a system; None if its plan has fused and stock tables."""
         # Which rows are hot was counted; a law does not know the luck of these rows.
         tables = self.tables(config, counted=system in HOT_SYSTEMS)
         batch, ranks = config.batch_size, config.ranks
@@ -178,12 +207,16 @@ class Predictor:
             return stock_step(system, tables, batch, ranks, [t % ranks for t in range(len(tables))])
         if system in STOCK:
             return stock_step(system, tables, batch, ranks)
-        hot = None
+        hot = owners = None
+        if system in PLANNED_SYSTEMS:
+            owners = self._owners(system, config)
+            if owners is None:
+                return None
         if system in HOT_SYSTEMS:
             ids = self._hot(config).hot_set().ids
             by_table = [ids[table.name] for table in tables]
             hot = HotUse(np.array([len(rows) for rows in by_table]), steps_alike(system), by_table)
-        return fused_step(tables, batch, ranks, hot=hot)
+        return fused_step(tables, batch, ranks, hot=hot, owners=owners)
 
 
 def compare(
@@ -198,6 +231,8 @@ def compare(
             if name not in PRICED:
                 continue
             step = predictor.step(name, config)
+            if step is None:
+                continue
             yield Comparison(
                 workload=workload.title,
                 system=name,
@@ -313,6 +348,7 @@ def draw_validation(path: Path, comparisons: Sequence[Comparison]) -> None:
             [1e3 * c.seconds_measured for c in workloads],
             [1e3 * c.seconds_predicted for c in workloads],
             s=22,
+            color=COLORS[system],
             label=system,
         )
     ends = [1e3 * f(c.seconds_measured for c in comparisons) for f in (min, max)]

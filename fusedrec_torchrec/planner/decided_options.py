@@ -26,6 +26,7 @@ from fusedrec_torchrec.planner.cost.memory import (
     replica_bytes,
     table_bytes_W,
 )
+from fusedrec_torchrec.planner.cost.stages import HOT_SYNC
 from fusedrec_torchrec.planner.cost.step import HotUse, Stage
 from fusedrec_torchrec.planner.fit_tables import configs_of
 from fusedrec_torchrec.planner.search.decision import Decision
@@ -37,7 +38,7 @@ __all__ = ["decided_options"]
 KINDS = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "input_dist_comms")
 INPUT_DIST = ("counts", "splits", "lengths", "ids")
 BACKWARD = ("pooling_backward", "gradients", "update", "bag_update", "update_on_host")
-SYNC = ("hot_sync", "sync_")  # how stages begin that follow the backward pass
+SYNC = (HOT_SYNC, "sync_")  # how stages begin that follow the backward pass
 BY_SHARD = ("table_wise", "column_wise", *OWNER_POOLED)  # whose shards TorchRec places one by one
 MILLISECOND = 1e-3  # TorchRec's unit of time
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.exchange.buckets import kernels_of
-from fusedrec_torchrec.planner.cost.fusing import fusing_pays, who_pools
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays, likely_load, who_pools
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.fit_tables import unfit_tables, unowned_tables
 from fusedrec_torchrec.planner.model_tables import table_loads
@@ -32,8 +32,8 @@ from fusedrec_torchrec.sharding.sharding_type import (
 
 __all__ = ["FusedEnumerator", "stock_name"]
 
-# What a choice that sends more rows costs at least, to the better one's time.  Where rows and bags
-# were counted, balance is no reason to send more of them; memory still is.
+# What a choice that sends more rows costs at least, to the better one's time.  Where bags were
+# counted, balance is no reason to send more of them; memory still is.
 SECOND_BEST, SECOND_BEST_COUNTED = 1.5, 100.0
 
 
@@ -72,7 +72,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         # Of the module whose options are being made; TorchRec asks for each of its tables.
         self._cannot_be_fused: set[str] = set()
         self._cannot_be_owned: set[str] = set()
-        self._counted: dict[str, TableLoad] = {}
+        self._known_loads: dict[str, TableLoad] = {}
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -81,7 +81,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         self._cannot_be_owned = unowned_tables(module, sharders)
         if self._profile is not None or self._zipf is not None:
             loads = table_loads(module, sharders, self._profile, self._zipf, self._constraints)
-            self._counted = {load.name: load for load in loads}
+            self._known_loads = {load.name: load for load in loads}
         options = super().enumerate(module, sharders)
         tables: dict[tuple[str, str], list[ShardingOption]] = {}
         for option in options:
@@ -104,17 +104,30 @@ class FusedEnumerator(EmbeddingEnumerator):
         for path in dict.fromkeys(path for path, _ in can):
             keys = [key for key in can if key[0] == path]
             loads = [can[key] for key in keys]
-            pooled = who_pools(loads, self._batch, counted=bool(self._counted))
+            pooled = who_pools(loads, self._batch, rows_known=self.knows_rows)
             owned |= {key for key, is_owned in zip(keys, pooled, strict=True) if is_owned}
         return owned
 
+    @property
+    def knows_rows(self) -> bool:
+        """Whether a profile or a law says how often rows come; if not, a law is assumed."""
+        return bool(self._known_loads)
+
+    def expected_load(self, option: ShardingOption) -> tuple[TableLoad, int]:
+        """Returns what an option's table is expected to be asked for, and by how many samples.
+
+        This is what decides who pools.
+        """
+        load = self._load(option)
+        return load if self.knows_rows else likely_load(load), self._batch
+
     def _load(self, option: ShardingOption) -> TableLoad:
         """Returns what ``_batch`` samples ask of an option's table."""
-        return self._counted.get(option.name) or option_load(option, self._constraints)
+        return self._known_loads.get(option.name) or option_load(option, self._constraints)
 
     @property
     def _batch(self) -> int:
-        return self._batch_size if self._counted else 1
+        return self._batch_size if self._known_loads else 1
 
     def _sensible(self, options: Sequence[ShardingOption], owned: bool) -> list[ShardingOption]:
         """Returns the options of a table that are worth a thought; the only choice always is."""
@@ -124,7 +137,8 @@ class FusedEnumerator(EmbeddingEnumerator):
             pays = asked or fusing_pays(self._load(options[0]), self._batch)
             return [option for option in options if pays or not is_fused(option)]
         best = [o for o in options if is_fused(o) and (o.sharding_type in OWNER_POOLED) == owned]
-        second = SECOND_BEST_COUNTED if self._counted else SECOND_BEST
+        counted = self._load(options[0]).bags_are_counted
+        second = SECOND_BEST_COUNTED if counted else SECOND_BEST
         longest = max((option.total_perf for option in best), default=0.0)
         for option in options:
             if is_fused(option) and option not in best:
@@ -137,9 +151,11 @@ class FusedEnumerator(EmbeddingEnumerator):
                 option.sharding_type = option.sharding_type.fused
             if option.sharding_type == FUSED_COLUMN_WISE:
                 self._split_columns(option)
-            if option.name in self._counted:  # ids of a bag, which estimates and placement go by
+            if (
+                option.name in self._known_loads
+            ):  # ids of a bag, which estimates and placement go by
                 bags = len(option.input_lengths)
-                option.input_lengths = [self._counted[option.name].pooling / bags] * bags
+                option.input_lengths = [self._known_loads[option.name].pooling / bags] * bags
         super().populate_estimates(sharding_options)
 
     def _split_columns(self, option: ShardingOption) -> None:

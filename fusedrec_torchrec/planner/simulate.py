@@ -17,6 +17,7 @@ from fusedrec_torchrec.access.replication import cheapest
 from fusedrec_torchrec.planner.config import SCALINGS, Scaling
 from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes, owner_bytes, replica_bytes
+from fusedrec_torchrec.planner.cost.stages import HOT_SYNC
 from fusedrec_torchrec.planner.cost.step import (
     STOCK_ID_BYTES,
     HotUse,
@@ -319,7 +320,7 @@ def _rows_of_all_ids(
     if hot_T.any():
         size = float(hot_T @ dims_T) * NUMBER_BYTES
         sent = np.full(ranks, 2 * away * size)
-        step.stages.append(Stage("hot_sync", "all_reduce", sent, ranks, can_hide=True))
+        step.stages.append(Stage(HOT_SYNC, "all_reduce", sent, ranks, can_hide=True))
     return step
 
 

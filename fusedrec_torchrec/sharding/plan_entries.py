@@ -31,6 +31,7 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, F
 __all__ = [
     "FusedParameterSharding",
     "GridShardingPlan",
+    "fused_by_owners",
     "fused_column_wise",
     "fused_row_wise",
     "fused_table_wise",
@@ -181,6 +182,21 @@ def fused_column_wise(
         compute_kernel, input_dist, codecs: as for ``fused_row_wise``.
     """
     return _whole_rows(FUSED_COLUMN_WISE, list(ranks), compute_kernel, input_dist, codecs)
+
+
+def fused_by_owners(
+    owners: Sequence[int], hot_rows: HotRule | Sequence[int] | None = None
+) -> ParameterShardingGenerator:
+    """Makes a generator of the fused sharding in which these ranks pool the table.
+
+    Args:
+        owners: none if requesters pool, one that has the whole table, or several that have columns.
+        hot_rows: as for ``fused_row_wise``; only where requesters pool.
+    """
+    if not owners:
+        return fused_row_wise(hot_rows=hot_rows)
+    assert hot_rows is None, "owners pool no table with hot rows"
+    return fused_table_wise(owners[0]) if len(owners) == 1 else fused_column_wise(owners)
 
 
 def _whole_rows(

@@ -1,5 +1,7 @@
 """Models whose tables owners pool, as ``FusedShardingPlanner`` plans them."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.bag_counts import CountedBags
+from fusedrec_torchrec.planner.enumerator import SECOND_BEST, SECOND_BEST_COUNTED
 from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_plan_of
 from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
     FUSED_COLUMN_WISE,
+    FUSED_TYPES,
     OWNER_POOLED,
 )
 from tests.planner.search.test_decide import quick
@@ -227,6 +231,44 @@ def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
         **{name: [3.0] for name in "abcd"},
     }
     assert {*types(plan).values()} <= {*OWNER_POOLED}
+
+
+def test_statistics_say_which_fused_sharding_a_table_has_and_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="fusedrec_torchrec.planner.report.stats")
+    profile = counted_profile({"few": 20, "many": 1024}, rows=10**5, used=512)
+    model, sharders = bags(few=10**5, many=10**5), fr.fused_sharders()
+    plan = planner(profile=profile, batch_size=1024).plan(model, sharders)
+    kind = types(plan)["few"]
+    assert f"bags.few: {kind}, 20 distinct bags are fewer than 5" in caplog.text
+    assert re.search(r"bags.many: fused_row_wise, 5\d\d distinct rows are no more", caplog.text)
+    assert "Zipf" not in caplog.text
+    caplog.clear()
+    planner(constraints=only(few=FUSED, many=FUSED_COLUMN_WISE)).plan(model, sharders)
+    assert "if rows are used by a Zipf law" in caplog.text
+    assert "bags.many: fused_column_wise, constraints: " in caplog.text
+
+
+def test_balance_is_no_reason_to_send_more_only_where_bags_were_counted() -> None:
+    """A law, or a profile of an older file, knows how often rows come, not which bags repeat."""
+    profile = counted_profile({"t": 20}, rows=10**5, used=512)
+
+    def times_slower(**known: Any) -> float:
+        """Of the way of pooling that sends more, to the other's time."""
+        one = planner(batch_size=1024, **known)
+        options = one._enumerator.enumerate(bags(t=10**5), fr.fused_sharders())
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for option in options:
+            if option.sharding_type in FUSED_TYPES:
+                times[option.sharding_type in OWNER_POOLED].append(option.total_perf)
+        less, more = sorted(times.values(), key=max)
+        return min(more) / max(less)
+
+    assert times_slower(profile=profile) >= SECOND_BEST_COUNTED * (1 - 1e-9)
+    for known in ({"profile": replace(profile, bags={})}, {"zipf": 1.05}):
+        slower = times_slower(**known, constraints=pooling(t=3.0))
+        assert SECOND_BEST * (1 - 1e-9) <= slower < SECOND_BEST_COUNTED / 4, known
 
 
 def test_a_zipf_law_decides_who_pools_without_a_cluster() -> None:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
     column_wise,
     construct_module_sharding_plan,
     row_wise,
@@ -50,9 +51,15 @@ from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.sharding.plan_entries import fused_row_wise, fused_table_wise
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
+from fusedrec_torchrec.sharding.plan_entries import fused_by_owners
 from fusedrec_torchrec.sharding.sharders import FusedEmbeddingBagCollectionSharder
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TABLE_WISE, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    FUSED_TYPES,
+)
 
 __all__ = ["Measured", "Shape", "calibrate", "main", "report"]
 
@@ -62,7 +69,6 @@ LONGEST = 3.0  # seconds for one figure, on slow links
 BATCHES = 8  # that differ
 COUNTERS = 1 << 21
 SYSTEMS = (FUSED, "table_wise", "row_wise", "column_wise")
-MIXED = "fused_row_wise and fused_table_wise"  # by turns
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,11 @@ OWNED_SHAPES = (  # of fused tables that their owners pool
     (FUSED_TABLE_WISE, Shape(pooling=3.0, batch=2048)),
     (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
-    (MIXED, Shape(batch=64)),
-    (MIXED, Shape(pooling=10.0, batch=512)),
+    (FUSED_COLUMN_WISE, Shape(pooling=10.0, batch=512)),
+    (FUSED_MIXED, Shape(batch=16)),  # little else than the start of a step and its buckets
+    (FUSED_MIXED, Shape(batch=64)),
+    (FUSED_MIXED, Shape(batch=64, dim=16)),
+    (FUSED_MIXED, Shape(pooling=10.0, batch=512)),
 )
 SHAPES = (
     Shape(batch=64),
@@ -229,21 +238,14 @@ def predicted(system: str, shape: Shape, ranks: int) -> Step:
         TableLoad(name, shape.rows, shape.dim, shape.pooling, classes, bag_use=bags)
         for name in shape.names
     ]
-    if system not in (*FUSED_TYPES, MIXED):
+    if system not in (*FUSED_TYPES, FUSED_MIXED):
         return stock_step(system, loads, shape.batch, ranks)
     _, hot_set = source_of(shape, ranks)
     hot = None
     if hot_set is not None:
         hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
-    owners = [_owners(system, i, ranks) for i in range(shape.tables)]
+    owners = [owners_in_turn(system, i, shape.dim, ranks) for i in range(shape.tables)]
     return fused_step(loads, shape.batch, ranks, hot=hot, owners=owners)
-
-
-def _owners(system: str, table: int, ranks: int) -> tuple[int, ...]:
-    """Returns the rank that pools a fused table, if one does."""
-    if system == MIXED:
-        return (table // 2 % ranks,) if table % 2 else ()
-    return (table % ranks,) if system == FUSED_TABLE_WISE else ()
 
 
 def _model(
@@ -262,21 +264,21 @@ def _model(
     sharder: Any = FusedEmbeddingBagCollectionSharder(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3}
     )
-    generators: dict[str, Callable[[int], Any]] = {
-        FUSED: lambda i: fused_row_wise(
-            hot_rows=None if hot_set is None else hot_set.ids[names[i]].tolist()
-        ),
-        FUSED_TABLE_WISE: lambda i: fused_table_wise(i % ranks),
-        MIXED: lambda i: (
-            fused_table_wise(own[0]) if (own := _owners(MIXED, i, ranks)) else fused_row_wise()
-        ),
+    stock: dict[str, Callable[[int], ParameterShardingGenerator]] = {
         "table_wise": lambda i: table_wise(rank=i % ranks, compute_kernel="fused"),
         "row_wise": lambda _: row_wise(compute_kernel="fused"),
         "column_wise": lambda _: column_wise(ranks=list(range(ranks)), compute_kernel="fused"),
     }
+
+    def generator(i: int) -> ParameterShardingGenerator:
+        if system in stock:
+            return stock[system](i)
+        hot_rows = None if hot_set is None else hot_set.ids[names[i]].tolist()
+        return fused_by_owners(owners_in_turn(system, i, shape.dim, ranks), hot_rows=hot_rows)
+
     plan = construct_module_sharding_plan(
         module,
-        {name: generators[system](i) for i, name in enumerate(names)},
+        {name: generator(i) for i, name in enumerate(names)},
         sharder=sharder,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
         world_size=ranks,

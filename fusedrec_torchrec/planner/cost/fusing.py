@@ -13,7 +13,7 @@ from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 
-__all__ = ["fusing_pays", "who_pools"]
+__all__ = ["fusing_pays", "likely_load", "who_pools"]
 
 # If the requester pools, the distinct rows of a batch travel; stock shardings pool at the owner and
 # send a row for each bag.  Measured, 2 ranks on loopback: fused is faster up to about 1.8 distinct
@@ -21,9 +21,11 @@ __all__ = ["fusing_pays", "who_pools"]
 # hence 1.
 MOST_ROWS_PER_OUTPUT = 1.0
 # Measured, MLPerf's shape, 2 ranks on loopback: a module of both kinds takes 1.07 to 1.1 times as
-# long as one whose owners pool all tables, at the same number of rows.  That twice as many rows are
-# worth it is a guess, made for bags that repeat more than this model knows.
-MOST_MORE_ROWS = 2.0
+# long as one whose owners pool all tables, at the same number of rows.  Where nobody has counted
+# bags, this model takes them for ones that never repeat, and the data of recommendation models does
+# repeat them: of MLPerf's, a third are distinct in a batch of 1024, less in larger ones, as those
+# of RecD are.  So owners pool all as long as not three times as many rows would travel if none did.
+MOST_MORE_ROWS = 3.0
 MOST_MORE_COUNTED_ROWS = 1.005
 RANKS = 2  # rows that are sent grow alike with them
 ASSUMED_ZIPF = 1.05  # of ids that nobody has counted
@@ -41,31 +43,37 @@ def fusing_pays(table: TableLoad, batch: int) -> bool:
     return fused <= MOST_ROWS_PER_OUTPUT * stock
 
 
-def who_pools(tables: Sequence[TableLoad], batch: int, counted: bool = False) -> list[bool]:
+def who_pools(tables: Sequence[TableLoad], batch: int, rows_known: bool = False) -> list[bool]:
     """Returns for each fused table of a module whether its owner pools.
 
     Where owners pool some tables, they pool all, unless more rows would travel then: to have both
-    kinds in a module costs a second pass over the output.  It takes many more rows if nobody has
-    counted them: that bags do not repeat is only an assumption then, and where they do, owners have
-    even less to send.
+    kinds in a module costs a second pass over the output.  It takes many more rows unless the bags
+    of all tables were counted: that bags do not repeat is only an assumption then, and where they
+    do, owners have even less to send.
 
     Args:
         tables: of one module.
         batch: samples of a rank.
-        counted: whether somebody knows how often rows and bags come; if not, it is assumed.
+        rows_known: whether somebody knows how often rows come; if not, a Zipf law is assumed.
     """
     likely = list(tables)
-    if not counted:
-        likely = [replace(table, classes=_likely(table.rows)) for table in tables]
+    if not rows_known:
+        likely = [likely_load(table) for table in tables]
     owned = [table.pooled and table.has_fewer_bags(batch) for table in likely]
     if not any(owned):
         return owned
     bags = [table.distinct_bags(batch).bags if table.pooled else 0.0 for table in likely]
     rows = [table.unique(batch) for table in likely]
     fewest = sum(min(pair) for pair in zip(bags, rows, strict=True))
+    counted = all(table.bags_are_counted for table in tables if table.pooled)
     if sum(bags) <= (MOST_MORE_COUNTED_ROWS if counted else MOST_MORE_ROWS) * fewest:
         return [table.pooled for table in tables]
     return [table.pooled and not table.has_more_bags(batch) for table in likely]
+
+
+def likely_load(table: TableLoad) -> TableLoad:
+    """Returns what is likely asked of a table if nobody knows how often its rows come."""
+    return replace(table, classes=_likely(table.rows))
 
 
 @lru_cache(maxsize=1 << 10)

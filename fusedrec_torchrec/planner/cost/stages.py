@@ -10,10 +10,11 @@ from fusedrec_torchrec.access.replication import Line, Sync
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, RatesConfig
 from fusedrec_torchrec.sharding.grid_options import GridSync
 
-__all__ = ["COLLECTIVES", "IN_BYTES", "NO_ROWS", "Groups", "HotUse", "Stage", "Step"]
+__all__ = ["COLLECTIVES", "HOT_SYNC", "IN_BYTES", "NO_ROWS", "Groups", "HotUse", "Stage", "Step"]
 
 COLLECTIVES = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
 IN_BYTES = ("lookup", "pooling", "bag_lookup", "host_lookup")  # kinds of work, others are in ids
+HOT_SYNC = "hot_sync"  # the stage that syncs the replicas of hot rows
 NO_ROWS = np.empty(0, np.int64)
 Floats = NDArray[np.float64]
 
@@ -96,6 +97,12 @@ class Stage:
         """Bytes that all ranks send in a step."""
         return float(self.amount_W.sum()) * self.times if self.is_collective else 0.0
 
+    @property
+    def sync(self) -> Sync:
+        """The stage as a sync of replicas, as everybody who decides on hot rows sees it."""
+        is_sparse = np.asarray(self.kind == "all_to_all")
+        return Sync(np.asarray(self.amount_W.max()), is_sparse, round(1 / self.times))
+
     def seconds_W(self, cluster: ClusterConfig, rates: RatesConfig) -> Floats:
         """Returns how long each rank takes in a step."""
         exposed = self.times * (1 - cluster.hidden if self.can_hide else 1.0)
@@ -124,7 +131,6 @@ class Step:
         ranks: over which they are sharded.
         stages: in the order of the step.
         buckets: how many kinds of tables there are, by columns, data type and who pools.
-        sync: of hot rows, which is the last stage; None if there are none.
     """
 
     system: str
@@ -132,7 +138,6 @@ class Step:
     ranks: int
     stages: list[Stage] = field(default_factory=list)
     buckets: int = 1
-    sync: Sync | None = None
 
     def look_up(
         self, name: str, bytes_T: Floats, shares_TW: Floats, host_T: NDArray[np.bool_]
@@ -146,6 +151,12 @@ class Step:
         """Adds a stage at the end, with an amount for each rank or one for all."""
         amount_W = np.broadcast_to(np.asarray(amount_W, dtype=np.float64), (self.ranks,))
         self.stages.append(Stage(name, kind, amount_W, self.ranks))
+
+    @property
+    def sync(self) -> Sync | None:
+        """Of hot rows, as their stage says; None if there are none."""
+        stages = [stage for stage in self.stages if stage.name == HOT_SYNC]
+        return stages[0].sync if stages else None
 
     @property
     def bytes_sent(self) -> float:

@@ -74,7 +74,7 @@ from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.codecs.wire import bytes_of_row
 from fusedrec_torchrec.exchange.capacity import GRANULE
 from fusedrec_torchrec.exchange.messages import COUNTS
-from fusedrec_torchrec.planner.cost.stages import NO_ROWS, Groups, HotUse, Stage, Step
+from fusedrec_torchrec.planner.cost.stages import HOT_SYNC, NO_ROWS, Groups, HotUse, Stage, Step
 from fusedrec_torchrec.planner.cost.stock import STOCK, STOCK_ID_BYTES, stock_step
 from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES, TableLoad, even_ranges
 from fusedrec_torchrec.sharding.sharding_type import FUSED
@@ -263,8 +263,8 @@ def _with_hot_sync(step: Step, tables: Sequence[TableLoad], batch: int, hot: Hot
     sync = sync_of(touched, float(hot.rows_T @ bytes_T), step.ranks, hot.sync_every)
     kind = "all_to_all" if sync.is_sparse else "all_reduce"
     sent_W = np.full(step.ranks, float(sync.sent))
-    stage = Stage("hot_sync", kind, sent_W, step.ranks, times=1 / sync.every, can_hide=True)
-    return replace(step, stages=[*step.stages, stage], sync=sync)
+    stage = Stage(HOT_SYNC, kind, sent_W, step.ranks, times=1 / sync.every, can_hide=True)
+    return replace(step, stages=[*step.stages, stage])
 
 
 def with_sync(

@@ -78,6 +78,16 @@ class TableLoad:
         return self._bag_use.full * batch
 
     @property
+    def bags_are_counted(self) -> bool:
+        """Whether somebody has counted which bags repeat.
+
+        A law of rows does not know it, unless rows were counted and no bag has more than one.
+        """
+        if isinstance(self.bag_use, CountedBags):
+            return True
+        return self.places is not None and self.pooling <= self.bags
+
+    @property
     def _bag_use(self) -> BagsByChance | CountedBags:
         return self.bag_use or _by_chance(self.classes, self.pooling, self.bags)
 

@@ -11,7 +11,7 @@ from fusedrec_torchrec.codecs.options import Codecs
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.planner.cost.cluster import GB, MB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import STOCK, Stage, Step
-from fusedrec_torchrec.planner.cost.table_load import NUMBER_BYTES
+from fusedrec_torchrec.planner.report.reasons import fewest_rows_travel, rows_and_bags
 from fusedrec_torchrec.planner.search.decide import again, alike, decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import WHOLE, column_splits
@@ -114,26 +114,37 @@ class Explanation:
         if table.name in self.unfit:
             return "it cannot be fused: columns, data type or optimizer"
         if not table.pooled:
-            return f"a sequence: {rows:,.0f} distinct rows travel" if system == FUSED else ""
-        bags = table.distinct_bags(batch).bags
-        fewer, size = min(bags, rows), table.dim * NUMBER_BYTES
-        sent = f"{human_bytes(fewer * size)} of rows"
-        if system in OWNER_POOLED and bags <= rows:
-            return f"{bags:,.0f} distinct bags are fewer than {rows:,.0f} distinct rows: {sent}"
-        if system == FUSED and rows <= bags:
-            return f"{rows:,.0f} distinct rows are no more than {bags:,.0f} distinct bags: {sent}"
-        if system in OWNER_POOLED:
-            return f"work: {bags:,.0f} distinct bags, {rows:,.0f} distinct rows; its owner pools"
-        if system == FUSED:
-            reason = "balance, memory or another bucket"
-            if table.size > self.decision.cluster.memory * GB:
-                reason = f"memory, {human_bytes(table.size)} do not fit on a rank"
-            elif not table.can_be_owned:
-                reason = "its bags cannot be pooled by an owner"
-            elif self.decision.hot.get(table.name) is not None:
-                reason = "hot rows"
-            return f"{reason}: {rows:,.0f} distinct rows, though {bags:,.0f} distinct bags"
-        return f"{rows:,.0f} distinct rows, {bags:,.0f} distinct bags; the step is shorter"
+            how = "travel" if system == FUSED else "in a batch; the step is shorter"
+            return f"a sequence: {rows:,.0f} distinct rows {how}"
+        if system not in FUSED_TYPES:
+            bags = table.distinct_bags(batch).bags
+            return f"{rows:,.0f} distinct rows, {bags:,.0f} distinct bags; the step is shorter"
+        fewest = fewest_rows_travel(system, table, batch)
+        if fewest is not None:
+            return fewest + self._why_columns(t)
+        return f"{self._why_more(t)}: {rows_and_bags(system, table, batch)}{self._why_columns(t)}"
+
+    def _why_more(self, t: int) -> str:
+        """Returns why a table is pooled where more rows travel."""
+        table = self.decision.tables[t]
+        if self.decision.systems[t] in OWNER_POOLED:
+            return "work at the requester"
+        if table.size > self.decision.cluster.memory * GB:
+            return f"memory, {human_bytes(table.size)} do not fit on a rank"
+        if not table.can_be_owned:
+            return "its bags cannot be pooled by an owner"
+        if self.decision.hot.get(table.name) is not None:
+            return "hot rows"
+        return "balance, memory or another bucket"
+
+    def _why_columns(self, t: int) -> str:
+        """Returns why the columns of a table are split, if they are."""
+        if self.decision.systems[t] != FUSED_COLUMN_WISE:
+            return ""
+        table, ranks = self.decision.tables[t], len(self.decision.owners[t])
+        if table.size > self.decision.cluster.memory * GB:
+            return f"; columns on {ranks} ranks, as {human_bytes(table.size)} do not fit on one"
+        return f"; columns on {ranks} ranks for balance or memory"
 
     def _alternatives(self) -> dict[str, Decision]:
         """Returns the plan and plainer ones, by name."""

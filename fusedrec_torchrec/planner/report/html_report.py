@@ -344,15 +344,13 @@ def _slider_figure(what_if: WhatIf, plans: Sequence[tuple[float, Decision]]) -> 
 
 def _tables(explanation: Explanation) -> str:
     decision = explanation.decision
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in ("table", "rows", "ids", "distinct", "bags", "hot rows", *COLUMNS.values())
-    )
+    names = ("table", "rows", "ids", "distinct", "bags", "hot rows", *COLUMNS.values(), "why")
+    head = "".join(f"<th>{name}</th>" for name in names)
     lines = []
     for t, table in enumerate(decision.tables[:MOST_ROWS]):
         bags = f"{table.distinct_bags(decision.batch).bags:,.0f}" if table.pooled else "-"
         cells = [
-            f"<td title='{html.escape(explanation.why(t))}'>{html.escape(table.name)}</td>",
+            f"<td>{html.escape(table.name)}</td>",
             f"<td>{table.rows:,} x {table.dim}</td>",
             f"<td>{table.ids(decision.batch):,.0f}</td>",
             f"<td>{table.unique(decision.batch):,.0f}</td>",
@@ -362,6 +360,8 @@ def _tables(explanation: Explanation) -> str:
         for system in COLUMNS:
             mark = " class=chosen" if decision.systems[t] == system else ""
             cells.append(f"<td{mark}>{milliseconds(explanation.price(t, system))}</td>")
+        why = f"{decision.systems[t]}: {explanation.why(t)}"
+        cells.append(f"<td>{html.escape(why)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     more = len(decision.tables) - len(lines)
     return (

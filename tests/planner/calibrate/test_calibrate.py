@@ -22,8 +22,9 @@ from fusedrec_torchrec.planner.calibrate.measure import Shape
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
 from fusedrec_torchrec.planner.topology import topology_of
-from fusedrec_torchrec.sharding.sharding_type import FUSED_TABLE_WISE
+from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TABLE_WISE
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
@@ -90,16 +91,22 @@ def steps_of(cluster: ClusterConfig, shapes: Sequence[Shape]) -> list[Timed]:
     return measured
 
 
+def all_steps_of(cluster: ClusterConfig) -> list[Timed]:
+    """Those of a calibration, as long as the cluster says."""
+    measured = steps_of(cluster, (*module.SHAPES, *module.HOT_SHAPES))
+    for system, shape in module.OWNED_SHAPES:
+        step = module.predicted(system, shape, 4)
+        measured.append(Timed(step, step.seconds(cluster)))
+    return measured
+
+
 def curve_of(cluster: ClusterConfig) -> list[tuple[float, float]]:
     return [(size, cluster.all_to_all(size)) for size in (1e4, 1e5, 1e6, 1e7)]
 
 
 def test_rates_are_found_again() -> None:
     cluster = known_cluster()
-    measured = steps_of(cluster, (*module.SHAPES, *module.HOT_SHAPES))
-    for system, shape in module.OWNED_SHAPES:
-        step = module.predicted(system, shape, 4)
-        measured.append(Timed(step, step.seconds(cluster)))
+    measured = all_steps_of(cluster)
     link = LinkConfig(all_reduce=3.0)  # all-reduces are known by their own curve
     begin = ClusterConfig(ranks=4, within_node=link, between_nodes=link)
     found = fit(begin, curve_of(cluster), measured)
@@ -118,6 +125,31 @@ def test_rates_are_found_again() -> None:
     for name in ("bucket", "bag_ids", "bag_lookup"):
         wanted = getattr(cluster.fused, name)
         assert getattr(found.fused, name) == pytest.approx(wanted, rel=0.1), name
+
+
+def test_rates_of_owners_are_told_apart_in_noisy_steps() -> None:
+    cluster = known_cluster()
+    exact, curve = all_steps_of(cluster), curve_of(cluster)
+    random = np.random.default_rng(0)
+    names = ("bucket", "bag_ids", "bag_lookup")
+    found = []
+    for _ in range(20):
+        noise = np.exp(0.03 * random.standard_normal(len(exact)))
+        noisy = [Timed(t.step, t.seconds * f) for t, f in zip(exact, noise, strict=True)]
+        fused = fit(cluster, curve, noisy).fused
+        found.append([getattr(fused, name) / getattr(cluster.fused, name) for name in names])
+    for name, ratios in zip(names, np.array(found).T, strict=True):
+        low, middle, high = np.percentile(ratios, [10, 50, 90])
+        assert 0.8 < middle < 1.25 and low > 0.4 and high < 2.5, (name, ratios)
+
+
+def test_every_fused_sharding_is_measured() -> None:
+    columns = owners_in_turn(FUSED_COLUMN_WISE, 0, 64, 4)
+    by_turns = [owners_in_turn(FUSED_MIXED, table, 64, 4) for table in range(6)]
+    assert columns == (0, 1, 2, 3)
+    assert by_turns == [(), (0,), columns, (), (1,), columns]
+    assert owners_in_turn(FUSED_COLUMN_WISE, 3, 4, 2) == (1,)  # too few columns to split
+    assert module.predicted(FUSED_MIXED, Shape(batch=16), 4).buckets == 3
 
 
 def test_links_are_found_with_rates_that_are_known() -> None:
@@ -143,11 +175,14 @@ def test_links_between_nodes_are_apart_from_those_within() -> None:
     assert found.between_nodes.latency == pytest.approx(200.0, rel=0.1)
 
 
+OWNED_SYSTEMS = (FUSED_TABLE_WISE, FUSED_COLUMN_WISE, FUSED_MIXED)
+
+
 def calibrated(shapes: tuple[Shape, ...]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHAPES", shapes)
         patch.setattr(module, "HOT_SHAPES", (dataclasses.replace(shapes[-1], hot=60),))
-        owned = tuple((system, shapes[-1]) for system in (FUSED_TABLE_WISE, module.MIXED))
+        owned = tuple((system, shapes[-1]) for system in OWNED_SYSTEMS)
         patch.setattr(module, "OWNED_SHAPES", owned)
         patch.setattr(module, "COLLECTIVE_SIZES", [1 << 10, 1 << 14])
         patch.setattr(module, "REPEATS", 2)
@@ -165,7 +200,7 @@ def test_a_cluster_of_two_ranks(cluster_2: Cluster, tmp_path: Path) -> None:
         for batch, pooling in ((16, 1.0), (64, 1.0), (64, 3.0))
     )
     first, second = cluster_2.run(calibrated, shapes)
-    assert first == second and first["steps"] == 15
+    assert first == second and first["steps"] == 16
     found = from_mapping(ClusterConfig, yaml.safe_load(first["yaml"]))
     assert (found.name, found.device, found.ranks, found.ranks_per_node) == ("here", "cpu", 2, 2)
     assert found.within_node.latency >= 0 and found.memory > 0.1

@@ -8,7 +8,7 @@ import pytest
 
 from fusedrec_torchrec.access.bag_counts import CountedBags
 from fusedrec_torchrec.access.distinct_bags import BagsByChance
-from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.fusing import who_pools
 from fusedrec_torchrec.planner.cost.memory import (
@@ -138,3 +138,25 @@ def test_a_zipf_law_says_how_many_rows_are_distinct() -> None:
     assert who_pools([TableLoad("t", 10**6, 64, 1.0, uniform)], 4096) == [False]
     assert who_pools([TableLoad("t", 50, 64, 20.0, RowClasses.uniform(50))], 4096) == [False]
     assert who_pools([TableLoad("t", 10**6, 64, 20.0, uniform, pooled=False)], 4096) == [False]
+
+
+def test_few_more_rows_split_a_module_only_where_bags_were_counted() -> None:
+    """All bags differ, by a law or as counted; owners of both would send a third more rows."""
+    long = TableLoad("long", 10**6, 64, 20.0, RowClasses.zipf(10**6, ZIPF))
+    short = TableLoad("short", 2000, 64, 3.0, RowClasses.uniform(2000))
+    law = [long, short]
+    scattered = [
+        replace(t, bag_use=BagsByChance(t.classes, t.pooling, scattered=True)) for t in law
+    ]
+    counted = [replace(t, bag_use=repeated("t", 4096, t.pooling).bag_use) for t in law]
+    for tables in (law, scattered, [long, counted[1]], [counted[0], short]):
+        assert who_pools(tables, 4096, rows_known=True) == [True, True]
+    assert who_pools(counted, 4096, rows_known=True) == [True, False]
+
+
+def test_bags_of_one_id_are_counted_if_rows_were() -> None:
+    classes = RowClasses.uniform(10)
+    places = RowPlaces(10, np.arange(10), np.full(10, 0.1), 0.0)
+    one = TableLoad("t", 10, 64, 1.0, classes)
+    assert not one.bags_are_counted and replace(one, places=places).bags_are_counted
+    assert not replace(one, places=places, pooling=3.0).bags_are_counted

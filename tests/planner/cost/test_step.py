@@ -141,6 +141,20 @@ def test_hot_rows_by_hand() -> None:
     assert sync.amount_W[0] == pytest.approx(2 * 63 / 64 * 10 * (8 + 1) * 4)
 
 
+@pytest.mark.parametrize("every", [1, 3, 49])
+def test_the_sync_of_hot_rows_is_that_of_its_stage(every: int) -> None:
+    for ranks, is_sparse in ((2, True), (64, False)):
+        hot = HotUse(np.array([10, 0]), every)
+        step = fused_step(two_tables(), 4, ranks, hot=hot)
+        assert step.sync is not None and step.sync.every == every
+        assert bool(step.sync.is_sparse) == is_sparse
+        sync = step.stages[-1]
+        assert float(step.sync.sent) == sync.amount_W.max()
+        doubled = replace(step, stages=[replace(sync, amount_W=2 * sync.amount_W)])
+        assert doubled.sync is not None and doubled.sync.sent == 2 * step.sync.sent
+        assert replace(step, stages=step.stages[:-1]).sync is None
+
+
 def test_groups_by_hand() -> None:
     tables = two_tables()
     step = fused_step(tables, 4, 2)

@@ -1,11 +1,15 @@
 """Why a table is pooled where it is, in words."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
     FUSED_COLUMN_WISE,
     FUSED_TABLE_WISE,
 )
@@ -30,4 +34,22 @@ def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert explanation.price(3, FUSED_TABLE_WISE) is None
     assert explanation.price(0, FUSED_COLUMN_WISE) is not None
     tight = decide(tables[1:2], 64, quick(2, memory=0.7 * tables[1].size / 1e9))
-    assert Explanation(tight, search).why(0)
+    assert tight.systems == (FUSED_COLUMN_WISE,)
+    why = Explanation(tight, search).why(0)
+    assert re.search(r"distinct bags are fewer than .* columns on 2 ranks, as .* do not fit", why)
+
+
+def test_every_fused_sharding_of_every_table_has_a_reason() -> None:
+    tables = [table("one", 10**6, zipf=ZIPF), repeated("again", 100, 20.0)]
+    tables.append(table("s", 1000, pooling=3.0, pooled=False))
+    decision = decide(tables, 1024, quick(2))
+    owners = {FUSED: (), FUSED_TABLE_WISE: (0,), FUSED_COLUMN_WISE: (0, 1)}
+    for system, own in owners.items():
+        chosen = replace(decision, systems=(system, system, FUSED), owners=(own, own, ()))
+        explanation = Explanation(decision, SearchConfig())
+        explanation.decision = chosen
+        for t in range(2):
+            why = explanation.why(t)
+            assert "distinct rows" in why and "distinct bags" in why, (system, t)
+            assert ("columns on 2 ranks" in why) == (system == FUSED_COLUMN_WISE)
+        assert "a sequence" in explanation.why(2)

@@ -106,7 +106,7 @@ def test_a_table_that_is_data_parallel_is_marked_with_its_price(tmp_path: Path) 
     write_report(tmp_path / "report.html", explanation)
     text = (tmp_path / "report.html").read_text()
     assert "<th>data parallel</th>" in text
-    assert f"<td class=chosen>{1e3 * price:.3g}</td></tr>" in text
+    assert f"<td class=chosen>{1e3 * price:.3g}</td><td>data_parallel: " in text
 
 
 def in_browser(page: Path) -> dict[str, Any]:
