@@ -13,7 +13,13 @@ from tests.reference import Run, unsharded_run
 
 UNIT_ROUNDOFF = 2.0**-24
 Bound = torch.Tensor | float
-NOT_ON_ALL_RANKS = ("data_parallel", "table_wise", "fused_table_wise", "fused_column_wise")
+NOT_ON_ALL_RANKS = (
+    "data_parallel",
+    "table_wise",
+    "column_wise",
+    "fused_table_wise",
+    "fused_column_wise",
+)
 
 
 def train_step(

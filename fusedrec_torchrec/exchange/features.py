@@ -87,7 +87,7 @@ class CanonicalFeatures:
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
         order = self._orders[keys]
-        canonical = features if order is None else features.permute(*order)
+        canonical = features if order is None else _permuted(features, *order)
         if variable:
             assert inverse_indices is not None
             set_inverse_indices(canonical, self._in_slot_order(inverse_indices))
@@ -119,17 +119,10 @@ class CanonicalFeatures:
         dropped = weights is not features.weights_or_none()
         if not dropped and not self._beside_stock:
             return features
-        variable = features.variable_stride_per_key()
-        return KeyedJaggedTensor(
-            keys=features.keys(),
-            values=features.values().long() if self._beside_stock else features.values(),
-            weights=weights.float() if weights is not None and self._beside_stock else weights,
-            lengths=features.lengths().int(),
-            stride=None if variable else features.stride(),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-            length_per_key=features.length_per_key() if features.lengths().numel() else None,
-            inverse_indices=features.inverse_indices_or_none(),
-        )
+        values = features.values()
+        if self._beside_stock:
+            values, weights = values.long(), None if weights is None else weights.float()
+        return _with_ids(features, values, weights)
 
     def _in_slot_order(
         self, inverse_indices: tuple[list[str], torch.Tensor]
@@ -145,3 +138,38 @@ class CanonicalFeatures:
                 [names.index(name) for name in self._unique_names], device=indices.device
             )
         return self._unique_names, indices.index_select(0, self._inverse_orders[key])
+
+
+def _with_ids(
+    features: KeyedJaggedTensor, values: torch.Tensor, weights: torch.Tensor | None
+) -> KeyedJaggedTensor:
+    """Returns a batch with other ids and weights; lengths become int32."""
+    variable = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=values,
+        weights=weights,
+        lengths=features.lengths().int(),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+        length_per_key=features.length_per_key() if features.lengths().numel() else None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def _permuted(
+    features: KeyedJaggedTensor, indices: list[int], indices_S: torch.Tensor
+) -> KeyedJaggedTensor:
+    """Returns some features of a batch, each as often as it is asked for.
+
+    The backward of FBGEMM's operator, which TorchRec uses, takes the order for a permutation: it
+    writes to wherever that leads if a feature comes twice or is left out.  So weights that need
+    gradients are gathered by their places.
+    """
+    weights = features.weights_or_none()
+    if weights is None or not weights.requires_grad:
+        return features.permute(indices, indices_S)
+    places = torch.arange(weights.numel(), device=weights.device)
+    moved = _with_ids(features, places, None).permute(indices, indices_S)
+    places = moved.values()
+    return _with_ids(moved, features.values()[places], weights[places])

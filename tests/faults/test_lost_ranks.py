@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ from tests.parity import train_step
 from tests.training.runs import small, train
 
 HOT = (Table("a", 50, hot=(0, 1, 2)), Table("b", 33, dim=16))
+OWNED = (
+    Table("a", 50, sharding="fused_table_wise"),
+    Table("b", 33, dim=16, sharding="fused_column_wise"),
+)
+GROUPED = (Table("a", 50), Table("b", 33, dim=16))
+KINDS = {"requesters pool": HOT, "owners pool": OWNED}
 SLOW = pytest.mark.slow
 PLACES: dict[str, tuple[type, str]] = {
     "rows": (FusedLookup, "forward"),
@@ -32,9 +40,9 @@ PLACES: dict[str, tuple[type, str]] = {
 }
 
 
-def case_of(ranks: int, **changes: Any) -> Case:
+def case_of(ranks: int, tables: tuple[Table, ...] = HOT, **changes: Any) -> Case:
     return Case(
-        tables=HOT if "grid" not in changes else (Table("a", 50), Table("b", 33, dim=16)),
+        tables=tables,
         batch_sizes=(5,) * ranks,
         optimizer="rowwise_adagrad",
         lengths=(1, 2, 4),
@@ -47,20 +55,25 @@ def hang_until_others_gave_up() -> None:
     store.wait(["others gave up"], timedelta(seconds=60))
 
 
+def happening_at(stage: str, happens: Callable[[], None]) -> Any:
+    """Returns a context in which something happens to this rank before it comes to a stage."""
+    owner, name = PLACES[stage]
+    original = getattr(owner, name)
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        happens()
+        return original(*args, **kwargs)
+
+    return mock.patch.object(owner, name, late)
+
+
 def error_of(case: Case, stage: str, hangs: int) -> str:
     """One good step, then a rank does not come to a stage of the next one."""
     model: Any = sharded(case)
     train_step(case, model, 0)
-    patches: Any = mock.patch.object(os, "name", os.name)  # of nothing
+    patches: Any = nullcontext()
     if dist.get_rank() == hangs and stage in PLACES:
-        owner, name = PLACES[stage]
-        original = getattr(owner, name)
-
-        def late(*args: Any, **kwargs: Any) -> Any:
-            hang_until_others_gave_up()
-            return original(*args, **kwargs)
-
-        patches = mock.patch.object(owner, name, late)
+        patches = happening_at(stage, hang_until_others_gave_up)
     try:
         with patches:
             if dist.get_rank() == hangs and stage in ("ids", "2D sync"):
@@ -80,13 +93,22 @@ def error_of(case: Case, stage: str, hangs: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "stage", ["ids", "gradients", *(pytest.param(s, marks=SLOW) for s in ("rows", "hot sync"))]
+    ("kind", "stage"),
+    [
+        ("requesters pool", "ids"),
+        ("requesters pool", "gradients"),
+        pytest.param("requesters pool", "rows", marks=SLOW),
+        pytest.param("requesters pool", "hot sync", marks=SLOW),
+        pytest.param("owners pool", "ids", marks=SLOW),
+        ("owners pool", "rows"),
+        pytest.param("owners pool", "gradients", marks=SLOW),
+    ],
 )
-def test_a_rank_that_hangs_is_named_with_the_stage(stage: str) -> None:
+def test_a_rank_that_hangs_is_named_with_the_stage(kind: str, stage: str) -> None:
     ranks = 3 if stage == "ids" else 2
     cluster = Cluster(ranks, timeout=2)
     try:
-        found = cluster.run(error_of, case_of(ranks), stage, 1)
+        found = cluster.run(error_of, case_of(ranks, KINDS[kind]), stage, 1)
     finally:
         cluster.stop(kill=True)
     assert len(set(found)) == 1  # also on the rank that hung, when it comes back
@@ -98,9 +120,10 @@ def test_a_rank_that_hangs_is_named_with_the_stage(stage: str) -> None:
 
 
 @SLOW
-def test_a_group_that_waits_for_its_replica() -> None:
+@pytest.mark.parametrize("tables", [GROUPED, OWNED], ids=KINDS)
+def test_a_group_that_waits_for_its_replica(tables: tuple[Table, ...]) -> None:
     cluster = Cluster(2, timeout=2)
-    case = case_of(2, grid=fr.GridOptions(sharding_group_size=1, sync_every=1))
+    case = case_of(2, tables, grid=fr.GridOptions(sharding_group_size=1, sync_every=1))
     try:
         found = cluster.run(error_of, case, "2D sync", 1)
     finally:
@@ -134,10 +157,11 @@ def stop_for_a_while(case: Case) -> str:
     return "nothing happened"
 
 
-def test_a_rank_that_was_stopped_is_named_with_what_to_do() -> None:
+@pytest.mark.parametrize("kind", ["requesters pool", pytest.param("owners pool", marks=SLOW)])
+def test_a_rank_that_was_stopped_is_named_with_what_to_do(kind: str) -> None:
     cluster = Cluster(2, timeout=5)
     try:
-        found = cluster.run(stop_for_a_while, case_of(2))
+        found = cluster.run(stop_for_a_while, case_of(2, KINDS[kind]))
     finally:
         cluster.stop(kill=True)
     assert len(set(found)) == 1
@@ -151,28 +175,49 @@ def test_a_rank_that_was_stopped_is_named_with_what_to_do() -> None:
     assert "?" not in found[0] and "launch.timeout_seconds" in found[0]
 
 
-def die(case: Case, folder: str) -> None:
+def kill_this_rank() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(case: Case, stage: str, folder: str) -> None:
+    """Rank 1 is killed before it comes to a stage of the second step."""
     model = sharded(case)
     train_step(case, model, 0)
+    patches: Any = nullcontext()
     if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if stage == "ids":
+            kill_this_rank()
+        patches = happening_at(stage, kill_this_rank)
     try:
-        train_step(case, model, 1)
+        with patches:
+            train_step(case, model, 1)
     except LostRankError as error:
         (Path(folder) / str(dist.get_rank())).write_text(str(error))
 
 
-def test_a_rank_that_dies_is_named_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [
+        ("requesters pool", "ids"),
+        pytest.param("requesters pool", "gradients", marks=SLOW),
+        pytest.param("owners pool", "ids", marks=SLOW),
+        pytest.param("owners pool", "rows", marks=SLOW),
+        ("owners pool", "gradients"),
+    ],
+)
+def test_a_rank_that_dies_is_named_at_once(tmp_path: Path, kind: str, stage: str) -> None:
     """Long before the timeout."""
     cluster = Cluster(3, timeout=50)
     try:
         with pytest.raises(AssertionError, match="rank 1 died"):
-            cluster.run(die, case_of(3), str(tmp_path))
+            cluster.run(die, case_of(3, KINDS[kind]), stage, str(tmp_path))
         texts = {(tmp_path / name).read_text() for name in ("0", "2") if (tmp_path / name).exists()}
     finally:
         cluster.stop(kill=True)
     assert len(texts) == 1
-    assert texts.pop().startswith("stage 'ids': rank 1 is gone: its connection broke; ranks 0, 2")
+    assert texts.pop().startswith(
+        f"stage {stage!r}: rank 1 is gone: its connection broke; ranks 0, 2"
+    )
 
 
 def error_of_a_run(data: dict[str, Any]) -> str:

@@ -9,8 +9,10 @@ import pytest
 import fusedrec_torchrec as fr
 from tests.case import Case, Table
 from tests.cluster import Cluster
-from tests.grid.test_average import train
+from tests.grid.test_average import against_all_rows, one_step_late, overlapped, train
+from tests.grid.test_errors import bad_batch
 from tests.grid.test_gradients import train_and_compare, train_with_settings
+from tests.grid.test_pipelines import compare
 
 TABLES = (
     Table("a", 50, dim=8, pooling="mean", sharding="fused_table_wise"),
@@ -95,3 +97,38 @@ def test_learning_rates_of_the_step_they_belong_to(cluster_4: Cluster, clipped: 
     settings = (("gradient_clipping", True), ("max_gradient", 0.5)) if clipped else ()
     case = case_of(2, 4, SHARED, tables=WHOLE, optimizer="rowwise_adagrad", settings=settings)
     cluster_4.run(train_with_settings, case, (0.5, 0.25, 0.25, 0.0, 1.0))
+
+
+LARGE = tuple(dataclasses.replace(t, rows=40 * t.rows, pooling="sum") for t in TABLES)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_touched_rows_are_enough(cluster_4: Cluster, every: int) -> None:
+    case = case_of(2, 4, {"sync_every": every}, tables=LARGE, optimizer="rowwise_adagrad", steps=6)
+    for rank in cluster_4.run(against_all_rows, case):
+        assert rank["sparse"] == 6 // every and rank["dense"] == 0
+        assert rank["sent"][0] < rank["sent"][1]
+
+
+def test_overlaps(cluster_4: Cluster) -> None:
+    settings: dict[str, Any] = {"tables": LARGE, "batch_sizes": (5,) * 4}
+    until = case_of(2, 4, {"overlap": "until_lookup"}, optimizer="rowwise_adagrad", **settings)
+    cluster_4.run(overlapped, until)
+    late = case_of(2, 4, {"overlap": "one_step"}, learning_rate=2.0, **settings)
+    cluster_4.run(one_step_late, late)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sync_every": 3}, {"overlap": "one_step"}, SHARED],
+    ids=["every 3 steps", "one_step", "gradients"],
+)
+def test_pipeline_equals_plain_loop(cluster_4: Cluster, options: dict[str, Any]) -> None:
+    cluster_4.run(compare, case_of(2, 4, options, optimizer="adagrad", batch_sizes=(6,) * 4))
+
+
+@pytest.mark.parametrize("sync", ["weights", "gradients"])
+def test_a_bad_bag_in_one_group_is_an_error_in_all(cluster_4: Cluster, sync: str) -> None:
+    case = case_of(2, 4, {"sync": sync}, lengths=(1, 2), batch_sizes=(6, 3, 5, 4))
+    (message,) = set(cluster_4.run(bad_batch, case, 3))
+    assert message.startswith("bad input on rank 3: feature 'f_a' of table 'a': id 1000")

@@ -73,6 +73,12 @@ class FusedTables:
         self.wires = sharding.wires
         self.replications = sharding.lookup.replication.members
         processed = sharding.settings.processed
+        # Whose weights come from the batch, and not from feature processors.
+        self._stock_weighted = [
+            config.name
+            for config in configs
+            if processed is None and plan[config.name].sharding_type not in FUSED_TYPES
+        ]
         self.features = CanonicalFeatures(
             [name for sharding in shardings.values() for name in sharding.feature_names()],
             known=known_features,
@@ -146,14 +152,29 @@ class FusedTables:
             return batch, self._notes(training, reports=reports)
 
     def _check_weights(self, batch: KeyedJaggedTensor) -> None:
-        """Refuses weights whose gradients are wanted where only owners could give them."""
-        weights, names = batch.weights_or_none(), self._owner_pooled
-        if names and weights is not None and weights.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"weights require gradients, must not with tables {names}, whose owners pool: the "
-                "gradients of weights need the rows, which stay with their owner; make these "
-                f"tables {FUSED}, or detach the weights"
-            )
+        """Refuses weights whose gradients are wanted where only owners could give them.
+
+        TorchRec splits a batch for several shardings without gradients, and sends it so.
+        """
+        weights = batch.weights_or_none()
+        if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
+            return
+        for names, why in (
+            (
+                self._owner_pooled,
+                "whose owners pool: the gradients of weights need the rows, which stay with their "
+                "owner",
+            ),
+            (
+                self._stock_weighted,
+                "which are not fused: beside them TorchRec loses the gradients of all weights",
+            ),
+        ):
+            if names:
+                raise ValueError(
+                    f"weights require gradients, must not with tables {names}, {why}; make these "
+                    f"tables {FUSED}, or detach the weights"
+                )
 
     def end_of_data(self, training: bool) -> tuple[KeyedJaggedTensor, BatchNotes]:
         """Returns a batch of no ids, which tells other ranks that this one's data has ended."""

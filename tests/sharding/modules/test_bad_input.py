@@ -15,7 +15,7 @@ import fusedrec_torchrec as fr
 from fusedrec_torchrec.exchange.options import InputDist
 from tests.case import Case, Table, batch, local_device, sharded
 from tests.cluster import Cluster
-from tests.parity import check, train_step
+from tests.parity import check, dense_optimizer, train_step
 from tests.reference import unsharded_run
 
 TABLES = (Table("a", 50, dim=8), Table("b", 30, dim=16, pooling="mean"))
@@ -182,6 +182,7 @@ def spoil_and_go_on(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first:
     world_size, rank = dist.get_world_size(), dist.get_rank()
     run = unsharded_run(case, world_size)
     model = sharded(case)
+    dense = dense_optimizer(case, model)
     outputs, text = [], ""
     for step in range(case.steps):
         if step == first:
@@ -194,7 +195,7 @@ def spoil_and_go_on(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first:
             total = torch.ones(1, device=local_device(case))
             dist.all_reduce(total)  # the process group still works
             assert int(total) == world_size
-        outputs.append(train_step(case, model, step))
+        outputs.append(train_step(case, model, step, dense))
     check(case, run, outputs, model)
     return text
 
@@ -431,6 +432,21 @@ def test_learned_weights_where_owners_pool(
     )
 
 
+@pytest.mark.parametrize("stock", ["table_wise", "row_wise", "data_parallel"])
+@pytest.mark.parametrize("bad_ranks", [(1,), (0, 1)])
+def test_learned_weights_beside_stock_tables(
+    cluster_2: Cluster, stock: str, bad_ranks: tuple[int, ...]
+) -> None:
+    tables = (Table("a", 50), Table("b", 33, dim=16), Table("s", 20, sharding=stock))
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), weighted=True)
+    texts = cluster_2.run(spoil_and_go_on, case, learned_weights, bad_ranks=bad_ranks, first=1)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(
+        f"bad input on rank {bad_ranks[0]}: weights require gradients, must not with tables "
+        "['s'], which are not fused: beside them TorchRec loses the gradients of all weights"
+    )
+
+
 def learned_weights_without_gradients(case: Case) -> None:
     model, features = sharded(case), batch(case, 0, dist.get_rank())
     want = model(features)
@@ -441,6 +457,7 @@ def learned_weights_without_gradients(case: Case) -> None:
 
 def test_learned_weights_are_looked_up_where_nobody_wants_gradients(cluster_2: Cluster) -> None:
     tables = tables_of("rows and columns", tuple(replace(t, pooling="sum") for t in TABLES))
+    tables = (*tables, Table("s", 20, sharding="table_wise"))
     case = Case(tables=tables, batch_sizes=(6, 6), weighted=True)
     cluster_2.run(learned_weights_without_gradients, case)
 

@@ -1,5 +1,6 @@
 """Rows that travel: bags that repeat are pooled once, by whoever asked for them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import fusedrec_torchrec as fr
 from fusedrec_torchrec.exchange import requested_rows
 from fusedrec_torchrec.exchange.bags import distinct_bags
 from fusedrec_torchrec.exchange.distinct_bags import BagDedup
@@ -95,16 +97,25 @@ def test_requesters_pool_each_distinct_bag_once(
     cluster_2.run(pools_distinct_bags, Case(batch_sizes=(16, 12), repeated=True, **given))
 
 
-def gradients_of_weights(case: Case) -> None:
+def gradients_of_weights(case: Case, extra: bool) -> None:
     """Bags that are equal but for whose weights they carry are not one."""
     rank = dist.get_rank()
     found = []
-    for module in (sharded(case), unsharded_with_weights(case)):
+    options = fr.ExchangeOptions(extra_features="ignore")
+    for module in (sharded(case, options), unsharded_with_weights(case)):
         given = batch(case, 0, rank)
         weights = given.weights().clone().requires_grad_()
         features = KeyedJaggedTensor(
             given.keys(), given.values(), weights=weights, lengths=given.lengths()
         )
+        if extra:  # a feature of no table, before the others
+            ids, stride = torch.arange(given.stride()), given.stride()
+            features = KeyedJaggedTensor(
+                ["unknown", *given.keys()],
+                torch.cat([ids, given.values()]),
+                weights=torch.cat([ids.float(), weights]),
+                lengths=torch.cat([torch.ones(stride, dtype=torch.int32), given.lengths()]),
+            )
         outputs = module(features)
         torch.stack([(out * out).sum() for out in outputs.values()]).sum().backward()
         found.append(weights.grad)
@@ -121,13 +132,23 @@ def unsharded_with_weights(case: Case) -> torch.nn.Module:
     return Wrapper(module)
 
 
-def test_weights_of_equal_bags_get_their_own_gradients(cluster_2: Cluster) -> None:
+WEIGHTED = {
+    "one table per feature": SUMS,
+    "tables that share features": tuple(replace(t, pooling="sum") for t in SHARED_FEATURES),
+}
+
+
+@pytest.mark.parametrize("tables", WEIGHTED)
+@pytest.mark.parametrize("extra", [False, True])
+def test_weights_of_equal_bags_get_their_own_gradients(
+    cluster_2: Cluster, tables: str, extra: bool
+) -> None:
     case = Case(
-        tables=only("fused_row_wise", SUMS),
+        tables=only("fused_row_wise", WEIGHTED[tables]),
         batch_sizes=(16, 12),
         lengths=(2, 4, 8),
         weighted=True,
         repeated=True,
         integers=False,
     )
-    cluster_2.run(gradients_of_weights, case)
+    cluster_2.run(gradients_of_weights, case, extra)
