@@ -10,19 +10,17 @@ from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.requested_rows import RequestedRows, RowRequests
 from tests.exchange.test_layout import layout_of
 
-WAYS = [
-    "torch",
-    pytest.param(
-        "native", marks=pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
-    ),
-]
-A, B, C = (1, 2), (3, 4), (5, 6)
+NEEDS_NATIVE = pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+A, B, C, D = (1, 2, 3, 4), (3, 4, 5, 6), (5, 6, 7, 8), (2, 4, 6, 8)
+LONG = tuple(range(10))
 
 
-def requested(way: str, *slots: list[tuple[int, ...]], pooled: bool = True) -> RequestedRows:
+def requested(
+    *slots: list[tuple[int, ...]], pooled: bool = True, with_native: bool = True
+) -> RequestedRows:
     """Returns what bags of slots of different tables ask for."""
     with pytest.MonkeyPatch.context() as patch:
-        if way == "torch":
+        if not with_native:
             patch.setattr(native, "available", lambda: False)
         layout = layout_of([8] * len(slots), [[0, 5, 10]] * len(slots))
         mean_S = torch.zeros(len(slots), dtype=torch.bool) if pooled else None
@@ -35,25 +33,26 @@ def requested(way: str, *slots: list[tuple[int, ...]], pooled: bool = True) -> R
         return requests(features)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@NEEDS_NATIVE
 @pytest.mark.parametrize(
     ("slots", "distinct_bags"),
     [
-        ([[A, A, A, A]], 1),  # 6 ids less to read, for 4 bags to copy
-        ([[A, A, B, B]], 2),  # 4 for 4: as much as it must save
-        ([[A, A, A, B, C]], None),  # 4 for 5
-        ([[A, A, B, C]], None),  # 2 for 4
-        ([[(1, 2, 3), (1, 2, 3), (4, 5, 6), ()]], 2),  # 3 for 3: empty bags cost nothing
-        ([[A, B, C]], None),  # nothing is saved
-        ([[(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6), (7, 8), (8, 9)], [A, B, C, (7, 8)]], None),
-        ([[(1, 2, 3, 4, 5, 6, 7, 8)] * 2, [A, B]], 3),  # 8 for 4 of both slots
+        ([[A, A, A, A]], 1),  # 12 ids less to read, for 4 bags to copy
+        ([[A, A, B, C]], 3),  # 4 for 4: as much as it must save
+        ([[A, A, B, C, D]], None),  # less than a quarter of the bags repeat
+        ([[(*LONG, 1, 2, 3), (1,), (1,), (2,)]], None),  # 1 for 4
+        ([[(*LONG, 1, 2), (1, 2), (1, 2), (3,)]], None),  # 2 for 4
+        ([[LONG, (1, 2, 3), (1, 2, 3), ()]], 2),  # 3 for 3: empty bags cost nothing
+        ([[A, B, C, D]], None),  # nothing is saved
+        ([[LONG[:8]] * 2, [(1, 2), (3, 4)]], 3),  # 8 for 4 of both slots
+        ([[LONG[:5]] * 2, [(1,), (2,)], [(3,), (4,)]], None),  # 5 for 6 of all slots
     ],
     ids=str,
 )
 def test_bags_are_pooled_once_if_as_many_ids_are_saved_as_there_are_full_bags(
-    way: str, slots: list[list[tuple[int, ...]]], distinct_bags: int | None
+    slots: list[list[tuple[int, ...]]], distinct_bags: int | None
 ) -> None:
-    got = requested(way, *slots)
+    got = requested(*slots)
     if distinct_bags is None:
         assert got.distinct is None and sum(got.ids_per_bucket) == sum(
             len(bag) for bags in slots for bag in bags
@@ -63,8 +62,13 @@ def test_bags_are_pooled_once_if_as_many_ids_are_saved_as_there_are_full_bags(
         assert sum(got.ids_per_bucket) == got.distinct.ids_M.numel()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_short_bags_and_sequences_are_not_looked_at(way: str) -> None:
-    assert requested(way, [(1,), (1,), (1,), (1,)]).looks == [False]
-    assert requested(way, [A, A], [(1,), (1,)]).looks == [True, False]
-    assert requested(way, [A, A, A, A], pooled=False).looks == [False]
+@NEEDS_NATIVE
+def test_short_bags_and_sequences_are_not_looked_at() -> None:
+    assert requested([(1, 2, 3)] * 4).looks == [False]
+    assert requested([A, A], [(1,), (1,)]).looks == [True, False]
+    assert requested([A, A, A, A], pooled=False).looks == [False]
+
+
+def test_without_native_operators_all_bags_are_pooled_as_they_are() -> None:
+    got = requested([A, A, A, A], with_native=False)
+    assert got.looks == [False] and got.distinct is None

@@ -32,10 +32,14 @@ def by_requesters_alternately(case: Case) -> None:
 
     def alternately(self: BagDedup, *args: Any) -> Any:
         *others, looks = args
-        return find(self, *others, [s % 2 == 0 for s in range(len(looks))])
+        return find(self, *others, [look and s % 2 == 0 for s, look in enumerate(looks)])
+
+    def alternate(_: BagDedup, *args: Any) -> list[bool]:
+        return [s % 2 == 0 for s in range(len(args[-1]))]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BagDedup, "__call__", alternately)
+        patch.setattr(BagDedup, "__call__", alternately)  # of owners
+        patch.setattr(BagDedup, "repeating", alternate)  # of requesters
         patch.setattr(requested_rows, "SAVED", 0.0)
         run_and_check(case)
 
