@@ -1,12 +1,17 @@
 """Clusters of real gloo processes, one of each size per test session."""
 
+import os
 from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import ensure_running
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from tests.cluster import Cluster
+
+if not torch.cuda.is_available():  # kernels are made for Triton's interpreter, when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(
     "default",

@@ -14,5 +14,7 @@ Files, in reading order:
 - ``collective_counter``: counts collectives and the bytes they send;
 - ``buffers``, ``buffer_order``, ``transfer``, ``max_abs``: small helpers for tensors;
 - ``processes``: processes that do not outlive those they work for;
-- ``native``: C++ operators for the hot loops on CPU.
+- ``native``: C++ operators for the hot loops on CPU;
+- ``gpu``: Triton kernels for the same on CUDA;
+- ``operators``: where they can be used.
 """

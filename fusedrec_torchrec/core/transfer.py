@@ -1,10 +1,10 @@
-"""Brings small lists of numbers to a device, without waiting for it."""
+"""Brings small lists of numbers to a device, without waiting for it, and from there."""
 
 from collections.abc import Sequence
 
 import torch
 
-__all__ = ["to_device"]
+__all__ = ["to_device", "to_host"]
 
 
 def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -14,3 +14,13 @@ def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
             device, non_blocking=True
         )
     return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def to_host(values: torch.Tensor) -> list[int]:
+    """Returns the numbers of a tensor; on CUDA they come through pinned memory."""
+    if values.is_cuda:
+        pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        values = pinned.copy_(values, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+    numbers: list[int] = values.tolist()
+    return numbers

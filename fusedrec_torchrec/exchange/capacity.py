@@ -27,6 +27,11 @@ class Capacity:
         self._slack = round((1 + options.capacity_slack) * SLACK_ONE)
         self.current = 0
 
+    @property
+    def rule(self) -> tuple[int, int]:
+        """What ``wanted`` rounds up to, and the slack in 65536ths; 0 if nothing is wanted."""
+        return GRANULE, 0 if self._exact else self._slack
+
     def wanted(self, largest_count: Count) -> Count:
         """Returns what a rank asks for whose fullest message holds ``largest_count`` ids.
 

@@ -1,15 +1,22 @@
 """What a look at names, shapes and types of a batch can tell; ids are checked on the device.
 
-Every function raises a ``ValueError`` that names what is wrong and what is expected.
+Functions that check raise a ``ValueError`` that names what is wrong and what is expected.  What
+only a GPU can tell stays there, and goes into the status word of the batch (``device_reports``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-__all__ = ["check_batch", "check_names", "check_tensor_dict"]
+from fusedrec_torchrec.core import operators
+from fusedrec_torchrec.core.transfer import to_device
+
+__all__ = ["Report", "check_batch", "check_names", "check_tensor_dict", "device_reports"]
+
+Report = tuple[torch.Tensor, Callable[[], str]]
+"""Whether something is wrong with a batch, a tensor that stays on its device, and what."""
 
 INTEGER_TYPES = (torch.int32, torch.int64)
 
@@ -87,25 +94,43 @@ def _check_lengths(features: KeyedJaggedTensor) -> None:
     claimed = features.length_per_key_or_none()
     # TorchRec's own split of the batch needs these numbers on the host, too.
     per_key = features.length_per_key() if lengths.numel() else []
-    if lengths.device.type == "cpu" and lengths.numel():  # on CUDA one more synchronisation
-        if int(lengths.min()) < 0:
-            where = int((lengths < 0).nonzero()[0])
-            raise ValueError(f"lengths[{where}] is {int(lengths[where])}, must be at least 0")
-        if claimed is not None:
-            sums = (
-                [int(part.sum()) for part in lengths.split(strides)]
-                if features.variable_stride_per_key()
-                else lengths.view(len(keys), -1).sum(1).tolist()
-            )
-            if sums != list(claimed):
-                raise ValueError(
-                    f"length_per_key is {list(claimed)}, must be {sums}, the sums of the lengths "
-                    f"of features {keys}"
-                )
+    if lengths.device.type == "cpu" and lengths.numel():  # on CUDA, ``device_reports`` tells
+        _check_length_values(keys, lengths, strides, claimed)
     if sum(per_key) != features.values().numel():
         raise ValueError(
             f"lengths add up to {sum(per_key)}, must be {features.values().numel()}, the number "
             "of ids"
+        )
+
+
+def _check_length_values(
+    keys: Sequence[str],
+    lengths: torch.Tensor,
+    strides: Sequence[int],
+    claimed: Sequence[int] | None,
+) -> None:
+    """Checks lengths that are on the host.
+
+    Args:
+        keys: names of the features.
+        lengths: of all bags, feature after feature.
+        strides: bags of each feature.
+        claimed: how many ids the batch says that each feature has; None if it says nothing.
+    """
+    if int(lengths.min()) < 0:
+        where = int((lengths < 0).nonzero()[0])
+        raise ValueError(f"lengths[{where}] is {int(lengths[where])}, must be at least 0")
+    if claimed is None:
+        return
+    sums = (
+        [int(part.sum()) for part in lengths.split(list(strides))]
+        if len(set(strides)) > 1
+        else lengths.view(len(keys), -1).sum(1).tolist()
+    )
+    if sums != list(claimed):
+        raise ValueError(
+            f"length_per_key is {list(claimed)}, must be {sums}, the sums of the lengths "
+            f"of features {keys}"
         )
 
 
@@ -126,15 +151,68 @@ def _check_inverse_indices(features: KeyedJaggedTensor) -> None:
             f"inverse_indices have shape {tuple(indices.shape)}, must have {len(names)} rows, one "
             "for each feature"
         )
-    if indices.device.type == "cpu" and indices.numel():  # on CUDA one more synchronisation
-        strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-        for name, row in zip(names, indices, strict=True):
-            low, high = int(row.min()), int(row.max())
-            if name in strides and (low < 0 or high >= strides[name]):
-                raise ValueError(
-                    f"inverse index {low if low < 0 else high} of feature {name!r} is out of range "
-                    f"[0, {strides[name]})"
-                )
+    if indices.device.type == "cpu" and indices.numel():  # on CUDA, ``device_reports`` tells
+        _check_inverse_values(features, names, indices)
+
+
+def _check_inverse_values(
+    features: KeyedJaggedTensor, names: Sequence[str], indices: torch.Tensor
+) -> None:
+    """Checks inverse indices that are on the host."""
+    strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+    for name, row in zip(names, indices, strict=True):
+        low, high = int(row.min()), int(row.max())
+        if name in strides and (low < 0 or high >= strides[name]):
+            raise ValueError(
+                f"inverse index {low if low < 0 else high} of feature {name!r} is out of range "
+                f"[0, {strides[name]})"
+            )
+
+
+def device_reports(features: KeyedJaggedTensor) -> list[Report]:
+    """Returns what may be wrong with the numbers of a batch on a GPU, which the host does not see.
+
+    The batch has passed ``check_batch``.
+    """
+    lengths, inverse = features.lengths(), features.inverse_indices_or_none()
+    if lengths.device.type == "cpu" or not lengths.numel():
+        return []
+    keys, strides = features.keys(), features.stride_per_key()
+    counts = features.length_per_key()
+    if operators.available_on(lengths.device, "bad_lengths"):
+        bad = torch.ops.fusedrec.bad_lengths(lengths.contiguous(), strides, counts)
+    else:
+        sums = torch.segment_reduce(
+            lengths.double(), "sum", lengths=to_device(strides, lengths.device), unsafe=True
+        )
+        bad = (lengths < 0).any() | (sums != to_device(counts, lengths.device)).any()
+
+    def lengths_are() -> str:
+        return _message(_check_length_values, keys, lengths.cpu(), strides, counts)
+
+    reports: list[Report] = [(bad, lengths_are)]
+    if inverse is not None and inverse[1].numel():
+        names, indices = inverse
+        known = dict(zip(keys, strides, strict=True))
+        no_limit = torch.iinfo(torch.int64).max
+        ends = to_device([known.get(name, no_limit) for name in names], indices.device)
+        out_of_range = ((indices < 0) | (indices >= ends[:, None])).any()
+        reports.append(
+            (
+                out_of_range,
+                lambda: _message(_check_inverse_values, features, names, indices.cpu()),
+            )
+        )
+    return reports
+
+
+def _message(check: Callable[..., None], *args: object) -> str:
+    """Returns what a check says of a batch that is bad."""
+    try:
+        check(*args)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("the device has refused a batch that the host finds nothing wrong with")
 
 
 def _check_weights(features: KeyedJaggedTensor) -> None:

@@ -40,6 +40,7 @@ from fusedrec_torchrec.exchange.all_replicated import AllReplicatedAwaitable
 from fusedrec_torchrec.exchange.bag_layout import BagLayout
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.cargo import Cargo
+from fusedrec_torchrec.exchange.checks import Report
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.messages import HeaderAwaitable
@@ -49,7 +50,6 @@ from fusedrec_torchrec.exchange.outgoing_batch import (
     IdExchange,
     InputAwaitable,
     OutgoingBatch,
-    Report,
 )
 from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.requested_bags import BagRequests

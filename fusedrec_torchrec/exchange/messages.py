@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.transfer import to_device, to_host
 from fusedrec_torchrec.exchange.cargo import Cargo
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
@@ -43,6 +43,14 @@ class HeaderAwaitable(InputAwaitable):
         if batch.context.replicas is not None:
             self._header += 1 + self._cargo.replica_counts_K.numel()
         self._capacity = exchange.capacity.current
+        self._known_overflow = False
+        # All numbers stay on the device; bags that do not fit cannot be written, so they do not.
+        device = self._cargo.counts_KO.device
+        self._by_kernels = (
+            device.type == "cuda"
+            and self._cargo.bags is None
+            and operators.available_on(device, "write_headers", "collect_headers")
+        )
         self._everyone = None
         if exchange.everyone is not None:
             self._everyone = Statuses(exchange.everyone, batch.status)
@@ -55,17 +63,26 @@ class HeaderAwaitable(InputAwaitable):
         """Returns [W, header + capacity] int32; headers last, words that overflow run over them."""
         ranks, width = self._exchange.ranks, self._header + self._capacity
         flat = self._cargo.counts_KO.new_empty(ranks * width + 1, dtype=torch.int32)
-        headers = self._headers(status)
+        messages = flat[:-1].view(ranks, width)
+        headers = None if self._by_kernels else self._headers(status)
         if self._capacity and not self._known_overflow:
             self._cargo.write(flat, [r * width + self._header for r in range(ranks)])
-        messages = flat[:-1].view(ranks, width)
-        messages[:, : self._header] = headers
+        if headers is None:
+            torch.ops.fusedrec.write_headers(
+                status,
+                self._cargo.counts_KO,
+                messages,
+                self._capacity,
+                *self._exchange.capacity.rule,
+                self._batch.stale,
+            )
+        else:
+            messages[:, : self._header] = headers
         return messages
 
     def _headers(self, status: torch.Tensor) -> torch.Tensor:
         counts_WH, capacity = self._cargo.counts_WH, self._exchange.capacity
         replicas_K = self._cargo.replica_counts_K
-        self._known_overflow = False
         if status.device.type == "cpu":  # numbers are cheaper than tensors, and at hand
             counts = counts_WH.tolist()
             most = max(self._cargo.words_W.tolist())
@@ -88,15 +105,13 @@ class HeaderAwaitable(InputAwaitable):
     def _receive(self) -> Awaitable[ReceivedRows]:
         wait(self._work, self._exchange.pg, "ids")
         ranks, buckets = self._received.size(0), self._cargo.counts_KO.size(0)
-        header_W = self._received[:, : self._header]
-        counts_OK = self._cargo.counts_KO.t().to(header_W.dtype)
-        words_W = self._cargo.words_W.to(header_W.dtype)
-        statuses = header_W[:, STATUS] if self._everyone is None else self._everyone.wait()
-        # The one host synchronisation of the exchange: what came in, and what went out.
-        words = torch.cat([header_W.flatten(), counts_OK.flatten(), words_W, statuses]).tolist()
+        statuses = None if self._everyone is None else self._everyone.wait()
+        words = self._read(statuses)
         rows = [words[r * self._header : (r + 1) * self._header] for r in range(ranks)]
         self._exchange.capacity.update(max(row[WANTED] for row in rows))
-        words, failures = words[: -statuses.numel()], words[-statuses.numel() :]
+        failures = [row[STATUS] for row in rows]
+        if statuses is not None:
+            words, failures = words[: -statuses.numel()], words[-statuses.numel() :]
         failed = [rank for rank, status in enumerate(failures) if status == BAD]
         if failed:
             self._batch.fail(failed)
@@ -114,10 +129,32 @@ class HeaderAwaitable(InputAwaitable):
             return ExactAwaitable(self._exchange.pg, self._cargo, words_out, self.context)
         return NoWait(ReceivedRows(self._segments(), self.context))
 
+    def _read(self, statuses: torch.Tensor | None) -> list[int]:
+        """Returns headers, counts, words of each rank and statuses, if there are any.
+
+        This is the one host synchronisation of the exchange: what came in, and what went out.
+        """
+        if self._by_kernels:
+            nobody = self._received.new_empty(0)
+            collected = torch.ops.fusedrec.collect_headers(
+                self._received,
+                self._header,
+                self._cargo.counts_KO,
+                nobody if statuses is None else statuses,
+            )
+            return to_host(collected)
+        headers = self._received[:, : self._header]
+        parts = [headers, self._cargo.counts_KO.t().to(headers.dtype)]
+        parts.append(self._cargo.words_W.to(headers.dtype))
+        if statuses is not None:
+            parts.append(statuses)
+        words: list[int] = torch.cat([part.flatten() for part in parts]).tolist()
+        return words
+
     def _segments(self) -> list[torch.Tensor]:
         """Returns what is in all messages, without headers and padding, segment by segment."""
         segments = self.context.segments_in()
-        if native.available_on(self._received.device):
+        if operators.available_on(self._received.device, "unpack"):
             flat = [size for row in segments for size in row]
             unpack = torch.ops.fusedrec.unpack
             return list(unpack(self._received, self._header, flat, len(segments[0])))

@@ -11,14 +11,12 @@ from fusedrec_torchrec.core.all_ranks import raise_bad_input
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.cargo import Cargo
+from fusedrec_torchrec.exchange.checks import Report
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.statuses import END_OF_DATA, describe_uneven, is_uneven
 
 __all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch"]
-
-# Whether something is wrong with a batch, and what.
-Report = tuple[torch.Tensor, Callable[[], str]]
 
 
 @dataclass(frozen=True)

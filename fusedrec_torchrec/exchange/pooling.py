@@ -4,8 +4,8 @@ Forward gathers rows by bag and sums them; backward is the transposed sum: gradi
 per unique row on the requester before they travel.  Bags that owners have pooled are rows here, one
 for each; distinct bags that this rank pools are pooled once and copied.
 
-On CPU both are C++ loops (``native``) from the buffer that came over the wire straight into the
-output's columns and back, for all buckets.  Without them, and on CUDA, each bucket's rows are
+Both are operators of our own, in C++ and of Triton kernels, from the buffer that came over the wire
+straight into the output's columns and back, for all buckets.  Without them each bucket's rows are
 brought together, and both directions run on ``embedding_bag``: over rows forward, and over
 output gradients, with ids grouped by row, backward.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.stages import stage
@@ -59,9 +59,9 @@ def pool(
     ]
     outputs_of = [of_bucket.output for of_bucket in bags]
     side_by_side = all(of_bucket.width for of_bucket in outputs_of)
-    if flat.dtype == torch.float32 and native.available_on(flat.device):
-        rows = _FlatRows(counts, dims)
-        out: torch.Tensor = _NativePool.apply(flat, rows, bags, buffers, take_scale, *weights)
+    if flat.dtype == torch.float32 and operators.available_on(flat.device, "bag_sums", "row_sums"):
+        rows = _FlatRows(counts, dims, flat.device)
+        out: torch.Tensor = _FlatPool.apply(flat, rows, bags, buffers, take_scale, *weights)
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
@@ -98,13 +98,19 @@ def _pool(
 class _FlatRows:
     """Where the rows of each bucket lie in the flat buffer."""
 
-    def __init__(self, counts: list[list[int]], dims: Sequence[int]) -> None:
+    def __init__(self, counts: list[list[int]], dims: Sequence[int], device: torch.device) -> None:
         self.dims = list(dims)
         self.rows = [sum(row[k] for row in counts) for k in range(len(dims))]
         self.elements = sum(n * dim for n, dim in zip(self.rows, dims, strict=True))
         self.addresses: list[torch.Tensor | None] = [None] * len(dims)
         if len(dims) == 1:
             return  # one after another
+        if device.type == "cuda":
+            flat = [count for row in counts for count in row]
+            like = torch.empty(0, device=device)
+            addresses = torch.ops.fusedrec.row_addresses(like, flat, self.dims)
+            self.addresses = list(addresses.split(self.rows))
+            return
         sizes = [n * dim for row in counts for n, dim in zip(row, dims, strict=True)]
         starts = torch.tensor([0, *accumulate(sizes)][:-1]).view(len(counts), len(dims))
         counts_WK = torch.tensor(counts)
@@ -116,7 +122,7 @@ class _FlatRows:
             )
 
 
-class _NativePool(Function):
+class _FlatPool(Function):
     """All buckets, from the flat buffer into one output."""
 
     @staticmethod
@@ -169,14 +175,18 @@ class _NativePool(Function):
             places = list(_places(gradient, rows.dims, [of_bucket.output for of_bucket in bags]))
             flat_gradient = None
             if ctx.needs_input_grad[0]:
-                flat_gradient = ctx.buffers.take(
-                    "row gradients", (rows.elements,), gradient.dtype, gradient.device
+                flat_gradient = _zero_on_cuda(
+                    ctx.buffers.take(
+                        "row gradients", (rows.elements,), gradient.dtype, gradient.device
+                    )
                 )
                 scale = ctx.take_scale()
                 for k, (matrix, width, column) in enumerate(places):
                     copies, dim = bags[k].copies, rows.dims[k]
                     if copies is not None:
-                        distinct = _distinct(ctx.buffers, "bag gradients", bags[k], dim, gradient)
+                        distinct = _zero_on_cuda(
+                            _distinct(ctx.buffers, "bag gradients", bags[k], dim, gradient)
+                        )
                         torch.ops.fusedrec.row_sums(
                             matrix, width, column, *_ids(copies, None),
                             None, distinct.size(0), dim, 1.0, distinct.view(-1),
@@ -200,6 +210,11 @@ class _NativePool(Function):
                 )
             ]
         return flat_gradient, None, None, None, None, *weight_gradients
+
+
+def _zero_on_cuda(sums: torch.Tensor) -> torch.Tensor:
+    """Returns what ``row_sums`` writes to; kernels add to it, by and by."""
+    return sums.zero_() if sums.is_cuda else sums
 
 
 def _distinct(

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
@@ -40,7 +40,7 @@ class Route:
         self._ranks = layout.world_size
         self._keys_U = keys_U
         self._part_starts_P1 = layout.part_starts_P1
-        self._native = native.available_on(layout.device)
+        self._packs = operators.available_on(layout.device, "pack_rows")
 
     @property
     def counts_KW(self) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Route:
             starts_W: for each rank.  If rows of a rank run over those of the next one, the content
                 of all words is undefined.
         """
-        if self._native:
+        if self._packs:
             torch.ops.fusedrec.pack_rows(
                 self._keys_U, self.counts_KO, self._part_starts_P1, list(starts_W), words
             )

@@ -1,7 +1,7 @@
 """Ids to the distinct rows that they ask for: keys, dedup, and which row is whose.
 
-On CPU that is one C++ operator, which also puts the ids into the order in which they are pooled.
-Without it, and on CUDA, it is done step by step (``keys``, ``dedup``).
+That is one operator, in C++ or of Triton kernels, which also puts the ids into the order in which
+they are pooled.  Without it, it is done step by step (``keys``, ``dedup``).
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.dedup import Dedup, Occurrences, Unique
 from fusedrec_torchrec.exchange.keys import KeySpace
@@ -68,8 +68,7 @@ class RowNumbers:
         self._keys = KeySpace(layout, options)
         self._dedup = Dedup(layout.part_starts_P1)
         self._slot_ends = [bucket.end_slot for bucket in layout.buckets]
-        self._no_lengths = torch.empty(0, dtype=torch.int32)
-        self._native = native.available_on(layout.device)
+        self._no_lengths = torch.empty(0, dtype=torch.int32, device=layout.device)
 
     def __call__(
         self,
@@ -87,9 +86,10 @@ class RowNumbers:
             lengths_B: ids of each bag, slot after slot, if all slots have as many bags and whoever
                 can do it is to put ids in the order (sample, slot).
         """
-        if not self._native:
-            return self._by_sort(ids_N, counts, index)
         layout = self._layout
+        can = operators.available_on(layout.device, "number_rows")
+        if not can or (index is not None and index.table is None):
+            return self._by_sort(ids_N, counts, index)
         with stage("keys"):
             ids_N = self._keys.hashed(ids_N, counts)
         with stage("dedup"):

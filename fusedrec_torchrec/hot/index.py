@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core import native, operators
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 
 __all__ = ["EMPTY", "HotIndex"]
@@ -51,9 +51,10 @@ class HotIndex:
         self._replicas_up = torch.cat([torch.cat(replicas), nobody]).to(self._keys)
         self._homes = torch.cat([torch.cat(keys), nobody]).to(self._keys)
         self.table: torch.Tensor | None = None
-        """For ``native``'s dedup."""
-        if native.available_on(layout.device):
-            self.table = torch.ops.fusedrec.hot_table(self._keys[:-1], self._replicas[:-1])
+        """For the operator ``number_rows``, which the C++ operators make it for."""
+        if native.available() and operators.available_on(layout.device, "number_rows"):
+            table = torch.ops.fusedrec.hot_table(self._keys[:-1].cpu(), self._replicas[:-1].cpu())
+            self.table = table.to(layout.device)
 
     def homes_of(self, keys_N: torch.Tensor) -> torch.Tensor:
         """Returns the keys, those of replicas replaced by the keys of their rows."""

@@ -188,7 +188,7 @@ def test_every_id_is_routed_to_the_owner_of_its_row(
     assert not numbered.bad and not numbered.in_bag_order
     assert numbered.keys_U.dtype == layout.key_dtype
     routed = Route(layout, numbered.keys_U, numbered.counts_P)
-    routed._native = use_native
+    routed._packs = use_native
 
     ranks, buckets = layout.world_size, len(layout.buckets)
     bucket_of = {

@@ -20,10 +20,11 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.exchange.checks import Report, device_reports
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
-from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable, Report
+from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.rows import HotRows
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
@@ -138,6 +139,7 @@ class FusedTables:
             try:
                 batch = self.features(features)
                 self._check_weights(batch)
+                own = device_reports(batch)
             except Exception as error:  # whatever it is, other ranks must not wait for us in vain
                 text = str(error)
                 if not isinstance(error, ValueError):
@@ -146,6 +148,7 @@ class FusedTables:
                 reports.append((bad, lambda: text))
                 batch = self.features.stand_in(features)
             else:
+                reports += own
                 reports += [
                     (check.bad(batch), partial(check.describe, batch)) for check in self._checks
                 ]

@@ -1,0 +1,197 @@
+"""Local rows into messages to their owners, and out of them, on CUDA: ``messages.h`` on CPU.
+
+Headers are written and read here, too: on CPU that is a few numbers, which are on the host already.
+
+Shape suffixes: U unique keys, K buckets, O owners, W ranks, P = K * O parts.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+
+from fusedrec_torchrec.core.transfer import to_device
+
+__all__ = ["collect_headers", "pack_rows", "unpack", "write_headers"]
+
+BLOCK = 512
+SLACK_ONE = 1 << 16  # what a slack of 1.0 is, in whole numbers
+
+
+@triton.jit
+def _pack(
+    keys, counts, part_starts, starts, words, size, buckets, owners, ranks, spare,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes keys as rows of their part to where the words for its owner are.
+
+    Keys behind the last one that is counted, and rows that do not fit, go nowhere.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    part, before, total = (at * 0).to(tl.int32), at * 0, at * 0
+    for p in range(buckets * owners):
+        count = tl.load(counts + p)
+        is_behind = at >= total + count
+        before = tl.where(is_behind, total + count, before)
+        part += is_behind.to(tl.int32)
+        total += count
+    owner, bucket = part % owners, part // owners
+    live = (at < total) & (at < size) & (owner < ranks)
+    to = tl.load(starts + owner, mask=live, other=0) + at - before
+    for k in range(buckets):
+        count = tl.load(counts + k * owners + owner, mask=live & (k < bucket), other=0)
+        to += count
+    key = tl.load(keys + at, mask=live, other=0)
+    row = key - tl.load(part_starts + part, mask=live, other=0)
+    tl.store(words + to, row.to(tl.int32), mask=live & (to < spare))
+
+
+@triton.jit
+def _write_headers(
+    status, counts, messages, width, buckets, owners, ranks, capacity, granule, slack, one, stale,
+    EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes [status | wanted capacity | overflow | counts] before each rank's words."""
+    rank = tl.arange(0, BLOCK)
+    live = rank < ranks
+    line = rank.to(tl.int64) * width
+    words = tl.zeros([BLOCK], tl.int64)
+    for k in range(buckets):
+        count = tl.load(counts + k * owners + rank, mask=live, other=0)
+        words += count
+        tl.store(messages + line + 3 + k, count.to(tl.int32), mask=live)
+        if owners > ranks:
+            replicas = tl.load(counts + k * owners + ranks).to(tl.int32)
+            tl.store(messages + line + 4 + buckets + k, rank * 0 + replicas, mask=live)
+    if owners > ranks:
+        tl.store(messages + line + 3 + buckets, rank * 0 + stale, mask=live)
+    largest = tl.max(words, 0)
+    wanted = largest * 0
+    if not EXACT:
+        wanted = (largest * slack + one * granule - 1) // (one * granule) * granule
+    own = tl.load(status).to(tl.int32)
+    tl.store(messages + line, rank * 0 + own, mask=live)
+    wanted = tl.minimum(wanted, 2147483647).to(tl.int32)
+    tl.store(messages + line + 1, rank * 0 + wanted, mask=live)
+    tl.store(messages + line + 2, rank * 0 + (largest > capacity).to(tl.int32), mask=live)
+
+
+@triton.jit
+def _collect_headers(
+    messages, counts, statuses, out, width, header, buckets, owners, ranks, everyone,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Brings together all that the host reads: headers, own counts and words, statuses."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    headers = ranks * header
+    is_header = at < headers
+    line = (at // header).to(tl.int64) * width
+    word = tl.load(messages + line + at % header, mask=is_header, other=0)
+    at -= headers
+    is_count = (at >= 0) & (at < owners * buckets)
+    of_part = (at % buckets) * owners + at // buckets
+    word += tl.load(counts + of_part, mask=is_count, other=0).to(tl.int32)
+    at -= owners * buckets
+    is_sum = (at >= 0) & (at < ranks)
+    for k in range(buckets):
+        word += tl.load(counts + k * owners + at, mask=is_sum, other=0).to(tl.int32)
+    at -= ranks
+    is_status = (at >= 0) & (at < everyone)
+    word += tl.load(statuses + at, mask=is_status, other=0)
+    to = at + headers + owners * buckets + ranks
+    tl.store(out + to, word, mask=is_header | is_count | is_sum | is_status)
+
+
+@triton.jit
+def _unpack(messages, pieces, out, BLOCK: tl.constexpr):
+    """Copies a piece, ``program_id(1)``: from a place of a rank's message to one of the output."""
+    piece = tl.program_id(1)
+    source = tl.load(pieces + 3 * piece)
+    target = tl.load(pieces + 3 * piece + 1)
+    size = tl.load(pieces + 3 * piece + 2)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(messages + source + at, mask=at < size, other=0)
+    tl.store(out + target + at, word, mask=at < size)
+
+
+def pack_rows(
+    keys_U: torch.Tensor,
+    counts_KO: torch.Tensor,
+    part_starts_P1: torch.Tensor,
+    starts_W: Sequence[int],
+    words: torch.Tensor,
+) -> None:
+    """Writes the local rows of the unique keys for each owner; see ``messages.h``.
+
+    Rows that do not fit run over the words of the next owner: a header tells that, later.
+    """
+    if not keys_U.numel():
+        return
+    buckets, owners = counts_KO.shape
+    _pack[(triton.cdiv(keys_U.numel(), BLOCK),)](
+        keys_U, counts_KO, part_starts_P1, to_device(starts_W, words.device), words,
+        keys_U.numel(), buckets, owners, len(starts_W), words.numel(), BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def unpack(
+    messages: torch.Tensor, header: int, sizes_WK: Sequence[int], segments: int
+) -> list[torch.Tensor]:
+    """Returns what is behind the headers of all messages, segment by segment."""
+    ranks, width = messages.shape
+    totals = [sum(sizes_WK[k::segments]) for k in range(segments)]
+    out = torch.empty(sum(totals), dtype=torch.int32, device=messages.device)
+    pieces, ends = [], [0, *accumulate(totals)]
+    for rank in range(ranks):
+        source = rank * width + header
+        for k in range(segments):
+            size = sizes_WK[rank * segments + k]
+            pieces += [source, ends[k] + sum(sizes_WK[k : rank * segments : segments]), size]
+            source += size
+    if out.numel():
+        _unpack[(triton.cdiv(max(sizes_WK), BLOCK), ranks * segments)](
+            messages, to_device(pieces, messages.device), out, BLOCK=BLOCK
+        )
+    return list(out.split(totals))
+
+
+def write_headers(
+    status: torch.Tensor,
+    counts_KO: torch.Tensor,
+    messages: torch.Tensor,
+    capacity: int,
+    granule: int,
+    slack: int,
+    stale: bool,
+) -> None:
+    """Writes the headers of messages whose words are rows; see ``exchange/messages.py``.
+
+    Args:
+        status: of this rank's batch.
+        counts_KO: rows asked of each owner in each bucket.
+        messages: one line for each rank.
+        capacity: words that a message has room for.
+        granule, slack: of the capacity that is asked for; no slack asks for none.
+        stale: whether replicas must be loaded anew.
+    """
+    (ranks, width), (buckets, owners) = messages.shape, counts_KO.shape
+    _write_headers[(1,)](
+        status, counts_KO, messages, width, buckets, owners, ranks, capacity, granule, slack,
+        SLACK_ONE, int(stale), EXACT=slack == 0, BLOCK=triton.next_power_of_2(ranks),
+    )  # fmt: skip
+
+
+def collect_headers(
+    messages: torch.Tensor, header: int, counts_KO: torch.Tensor, statuses: torch.Tensor
+) -> torch.Tensor:
+    """Returns all that the host reads of a batch: headers, counts, words of each rank, statuses."""
+    (ranks, width), (buckets, owners) = messages.shape, counts_KO.shape
+    everyone = statuses.numel()
+    out = messages.new_empty(ranks * header + buckets * owners + ranks + everyone)
+    _collect_headers[(triton.cdiv(out.numel(), BLOCK),)](
+        messages, counts_KO, statuses, out, width, header, buckets, owners, ranks, everyone,
+        BLOCK=BLOCK,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,200 @@
+"""Compiles all kernels without a GPU: registers, shared memory and spills of each.
+
+    python -m tests.core.gpu.compiled            a table of all kernels, for docs/gpu.md
+
+It needs ptxas, which comes with Triton.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = (80, 90)  # A100 and H100
+# What an SM has, the same for both: registers, threads, and blocks at a time.
+REGISTERS, THREADS, BLOCKS = 65536, 2048, 32
+SHARED_KIB = {80: 164, 90: 228}
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one architecture.
+
+    Attributes:
+        kernel: its name.
+        architecture: compute capability, in tenths.
+        registers: of a thread.
+        spilled: bytes that did not fit in them.
+        shared: bytes of shared memory of a block.
+        warps: of a block.
+    """
+
+    kernel: str
+    architecture: int
+    registers: int
+    spilled: int
+    shared: int
+    warps: int
+
+    @property
+    def occupancy(self) -> float:
+        """Threads that an SM can have at a time, of all that it has room for."""
+        threads = self.warps * WARP
+        registers = -(-self.registers // 8) * 8 * threads
+        shared = SHARED_KIB[self.architecture] * 1024 // max(self.shared + 1024, 1)
+        blocks = min(REGISTERS // registers, THREADS // threads, BLOCKS, shared)
+        return blocks * threads / THREADS
+
+
+def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Returns every kernel with the types of its arguments and its constants."""
+    from fusedrec_torchrec.core.gpu import checks, messages, row_numbers, sums
+
+    longs = "ends counts slot_ends rows starts shifts pieces from_B1 to_B1 part_starts"
+    flags = {"PLAIN": False, "BAGS": True, "WEIGHTED": True, "DIVIDED": True}
+    found = [
+        (checks._bad_lengths, {"lengths": "*i32", "bad": "*u8"}, {"BLOCK": 1024}),
+        (
+            row_numbers._insert,
+            {"ids": "*i64", "hot_table": "*i32", "table": "*i32", "place_of_id": "*i32",
+             "bad": "*u8"},
+            {"HOT": True, "STEPS": 5, "BLOCK": row_numbers.INSERTED},
+        ),
+        (
+            row_numbers._number,
+            {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32"},
+            {"BY_BLOCK": True, "BLOCK": 256},
+        ),
+        (
+            row_numbers._place,
+            {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32", "keys": "*i32"},
+            {"BLOCK": 256},
+        ),
+        (
+            row_numbers._rows_of_ids,
+            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32"},
+            {"BLOCK": 256},
+        ),
+        (
+            row_numbers._rows_of_bags,
+            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32",
+             "from_B1": "*i32", "to_B1": "*i32"},
+            {"BLOCK": 256},
+        ),
+        (
+            messages._pack,
+            {"keys": "*i32", "part_starts": "*i32", "words": "*i32"},
+            {"BLOCK": 512},
+        ),
+        (
+            messages._write_headers,
+            {"status": "*u8", "messages": "*i32"},
+            {"EXACT": False, "BLOCK": 8},
+        ),
+        (
+            messages._collect_headers,
+            {"messages": "*i32", "statuses": "*i32", "out": "*i32"},
+            {"BLOCK": 512},
+        ),
+        (messages._unpack, {"messages": "*i32", "out": "*i32"}, {"BLOCK": 512}),
+        (sums._row_addresses, {"out": "*i64"}, {"BLOCK": 512}),
+        *(
+            (
+                kernel,
+                {first: "*fp32", "addresses": "*i64", "rows": "*i32", "offsets": "*i32",
+                 "weights": "*fp32", "divisor": "*fp32", "out": "*fp32", "scale": "fp32"},
+                {**flags, "BLOCK": 512 // dim, "COLUMNS": dim},
+            )
+            for kernel, first in ((sums._bag_sums, "flat"), (sums._row_sums, "gradient"))
+            for dim in (64, 128)
+        ),
+    ]  # fmt: skip
+    of_keys = ("table", "hot_table", "part_starts", "keys")
+    wide = [
+        (kernel, {name: "*i64" if name in of_keys else type_ for name, type_ in types.items()}, c)
+        for kernel, types, c in found
+        if set(types) & set(of_keys)
+    ]
+    compiled = []
+    for kernel, types, constants in found + wide:
+        signature = {
+            name: "constexpr"
+            if name in constants
+            else types.get(name, "*i64" if name in longs.split() else "i32")
+            for name in kernel.arg_names
+        }
+        compiled.append((kernel, signature, constants))
+    return compiled
+
+
+def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled]:
+    """Compiles all kernels."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    results = []
+    for kernel, signature, constants in kernels():
+        name = kernel.__name__.removeprefix("_")
+        if "COLUMNS" in constants:
+            name += f", {constants['COLUMNS']} columns"
+        if "*i64" in (signature.get("table"), signature.get("keys")):
+            name += ", 64-bit keys"
+        for architecture in architectures:
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            made = triton.compile(source, target=GPUTarget("cuda", architecture, WARP))
+            with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+                file.write(made.asm["ptx"])
+                file.flush()
+                target = re.search(r"\.target (\w+)", made.asm["ptx"])
+                assert target is not None
+                told = subprocess.run(
+                    [ptxas, "-v", f"--gpu-name={target[1]}", file.name, "-o", os.devnull],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stderr
+            results.append(
+                Compiled(
+                    name,
+                    architecture,
+                    _number(r"Used (\d+) registers", told),
+                    _number(r"(\d+) bytes spill stores", told),
+                    made.metadata.shared,
+                    made.metadata.num_warps,
+                )
+            )
+    return results
+
+
+def _number(pattern: str, text: str) -> int:
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return int(match[1])
+
+
+def table(results: list[Compiled]) -> str:
+    """Returns the results as a table in Markdown."""
+    lines = ["| kernel | sm | registers | spilled | shared memory | occupancy |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines += [
+        f"| {one.kernel} | {one.architecture} | {one.registers} | {one.spilled} B | "
+        f"{one.shared} B | {one.occupancy:.0%} |"
+        for one in results
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    everything = compile_all()
+    if sys.argv[1:] == ["--json"]:
+        print(json.dumps([asdict(one) for one in everything]))
+    else:
+        print(table(everything))
