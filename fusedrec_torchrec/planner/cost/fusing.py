@@ -24,7 +24,8 @@ MOST_ROWS_PER_OUTPUT = 1.0
 # long as one whose owners pool all tables, at the same number of rows.  Where nobody has counted
 # bags, this model takes them for ones that never repeat, and the data of recommendation models does
 # repeat them: of MLPerf's, a third are distinct in a batch of 1024, less in larger ones, as those
-# of RecD are.  So owners pool all as long as not three times as many rows would travel if none did.
+# of RecD are.  So owners pool all unless more than three times as many rows would travel then if
+# bags never repeated.
 MOST_MORE_ROWS = 3.0
 MOST_MORE_COUNTED_ROWS = 1.005
 RANKS = 2  # rows that are sent grow alike with them
