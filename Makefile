@@ -9,7 +9,7 @@ VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults check format docs figures quality bench mlperf \
+.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults test-cuda check format docs figures quality bench mlperf \
 	performance hot grid planner compression clean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test-stacks  checkpoints from one TorchRec to the other and back"
 	@echo "make test-all  the tests and the slow matrix, with both"
 	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
+	@echo "make test-cuda  the GPU tests on an emulated GPU, in .venv-cuda (8 GB)"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
 	@echo "make figures   draws the figures of README and docs anew"
@@ -50,6 +51,12 @@ help:
 	.venv-1.9/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+# The CUDA builds, with an emulated GPU (tests/emulated_cuda).
+EMULATOR := $(wildcard tests/emulated_cuda/runtime/*) tests/emulated_cuda/setup.sh
+.venv-cuda/.ready: pyproject.toml requirements-common.txt $(EMULATOR)
+	tests/emulated_cuda/setup.sh .venv-cuda $(PYTHON)
+	touch $@
+
 setup: $(READY)
 
 demo: $(READY)
@@ -64,6 +71,10 @@ test: $(READY)
 # Killed ranks, full disks, hangs: all of it, a quarter of an hour.
 test-faults: $(READY)
 	$(BIN)/python -m pytest tests/faults
+
+# One after another: every test has two ranks.  Not part of `make test`.
+test-cuda: .venv-cuda/.ready
+	.venv-cuda/bin/emulated python -m pytest -m gpu
 
 # What CI has time for on the second stack.
 SELECTION := tests/compat \
@@ -162,4 +173,4 @@ quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)
 
 clean:
-	rm -rf .venv .venv-1.9 site
+	rm -rf .venv .venv-1.9 .venv-cuda site

@@ -43,7 +43,6 @@ OPTIMIZERS = {
     "adam": EmbOptimType.ADAM,
     "partial_rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
     "lamb": EmbOptimType.LAMB,
-    "lars_sgd": EmbOptimType.LARS_SGD,
 }
 DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 

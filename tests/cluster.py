@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.emulated_cuda import install, is_emulated
 from tests.warm.forks import CONTEXT
 
 TIMEOUT_SECONDS = 120
@@ -48,6 +49,8 @@ def _rank_main(
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if backend == "nccl":
+        if is_emulated():
+            install()
         torch.cuda.set_device(rank)
     dist.init_process_group(
         backend,

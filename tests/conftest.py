@@ -55,3 +55,11 @@ def cluster_2(clusters: Callable[[int], Cluster]) -> Cluster:
 @pytest.fixture(scope="session")
 def cluster_4(clusters: Callable[[int], Cluster]) -> Cluster:
     return clusters(4)
+
+
+@pytest.fixture(scope="session")
+def gpu_cluster() -> Iterator[Cluster]:
+    """Up to two ranks on GPUs of their own, real or emulated ones; for tests marked ``gpu``."""
+    cluster = Cluster(min(2, torch.cuda.device_count()), backend="nccl")
+    yield cluster
+    cluster.stop(kill=True)

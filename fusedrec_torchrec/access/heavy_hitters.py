@@ -17,16 +17,20 @@ class HeavyHitters:
     Args:
         counters: C, how many keys are counted at a time.
         device: of the keys.
+        padding: a key that is none, and does not count; there is no such key if None.
 
     Attributes:
         total: sum of all counts that were added.
         error: how much too low a count can be.
     """
 
-    def __init__(self, counters: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, counters: int, device: torch.device | None = None, padding: int | None = None
+    ) -> None:
         if counters < 1:
             raise ValueError(f"counters is {counters}, must be at least 1")
         self.counters = counters
+        self._padding = padding
         self._keys = torch.empty(0, dtype=torch.int64, device=device)
         self._counts = torch.empty(0, dtype=torch.int64, device=device)
         self._waiting: list[torch.Tensor] = []
@@ -68,6 +72,11 @@ class HeavyHitters:
             return
         keys, counts = torch.unique(torch.cat(self._waiting), return_counts=True)
         self._waiting, self._waiting_keys = [], 0
+        if self._padding is not None:
+            # Only here, where the host waits for the device anyway.
+            kept = keys != self._padding
+            self.total -= int(counts[~kept].sum())
+            keys, counts = keys[kept], counts[kept]
         self._combine([self._keys, keys], [self._counts, counts])
 
     def _combine(self, keys: list[torch.Tensor], counts: list[torch.Tensor]) -> None:

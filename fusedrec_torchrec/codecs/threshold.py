@@ -60,7 +60,8 @@ class Threshold:
                 return tau
             self._tau, self._age = tau, 0
         self._age += training
-        return self._tau.to(values.device)
+        self._tau = self._tau.to(values.device)  # a state may have been loaded from elsewhere
+        return self._tau
 
     def expire(self) -> None:
         """Makes the next step renew it."""
@@ -92,6 +93,7 @@ class Threshold:
         if not states:
             self._tau, self._age = None, 0
             return
-        tau, age = torch.stack(list(states)).nanmean(0)[0], max(float(s[1]) for s in states)
+        states_K2 = torch.stack([state.cpu() for state in states])
+        tau, age = states_K2.nanmean(0)[0], float(states_K2[:, 1].max())
         self._tau = None if bool(tau.isnan()) else tau.float()
         self._age = int(age)

@@ -117,6 +117,11 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         return is_cached(self)
 
     @property
+    def prefetches(self) -> bool:
+        """Whether rows of a batch stay in the device's cache while those of the next come in."""
+        return self.prefetch_pipeline
+
+    @property
     def optimizer_type(self) -> EmbOptimType:
         """Which of FBGEMM's optimizers updates the rows."""
         return self.optimizer
@@ -228,6 +233,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         fused_params.setdefault("cache_precision", weights_precision)
         # Ids are checked on the requester, with an error instead of a silent row 0.
         fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
+        self._names = [table.name for table in config.embedding_tables]
         self._settings: dict[str, Any] = {
             "dim": dim,
             "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
@@ -241,7 +247,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         self._emb_module = BucketTable(
             table_rows=self._local_rows,
             location=self._location,
-            table_names=["+".join(table.name for table in config.embedding_tables)],
+            table_names=["+".join(self._names)],
             frozen=frozen,
             **self._settings,
         )
@@ -287,13 +293,13 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def one_id_per_bag(self, ids: int) -> torch.Tensor:
         """Returns offsets 0, 1, ..., ids, for FBGEMM's pooled kernels, which are its fastest."""
         if self._offsets.numel() <= ids:
-            # On CUDA a pending kernel of another stream may still read the old ones.
-            if self._offsets.is_cuda:
-                self._offsets.record_stream(torch.cuda.current_stream())
             with torch.inference_mode(False):  # they outlive an inference
                 self._offsets = torch.arange(
                     2 * ids + 1, dtype=torch.int32, device=self._offsets.device
                 )
+        if self._offsets.is_cuda:
+            # Another stream may grow them while kernels of this one still read the old ones.
+            self._offsets.record_stream(torch.cuda.current_stream(self._offsets.device))
         return self._offsets[: ids + 1]
 
     def forward(
@@ -321,9 +327,20 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         offsets_U1: torch.Tensor | None,
         forward_stream: torch.Stream | None,
     ) -> None:
-        """Brings rows of host memory into the device's cache, if the table has one."""
+        """Brings rows of host memory into the device's cache, if the table has one.
+
+        Raises:
+            ValueError: FBGEMM was not told that rows of two batches are in the cache.
+        """
         if self._location != EmbeddingLocation.MANAGED_CACHING:
             return
+        if not self.table.prefetches:
+            raise ValueError(
+                "fused_params['prefetch_pipeline'] is False, must be True with a pipeline that "
+                f"prefetches rows, for tables {self._names} "
+                "with compute_kernel 'fused_uvm_caching': else the rows of one batch may take the "
+                "places of those of the batch before, whose gradients would go to wrong rows"
+            )
         if offsets_U1 is None:
             offsets_U1 = self.one_id_per_bag(rows_R.numel())
         self.emb_module.prefetch(indices=rows_R, offsets=offsets_U1, forward_stream=forward_stream)

@@ -36,8 +36,8 @@ class Optimizer:
     Attributes:
         per_element: how many states it keeps for each element of a row.
         per_row: how many states it keeps for each row.
-        cpu_operator: the operator of FBGEMM that updates rows on CPU; None if there is none, and
-            the optimizer runs on CUDA only.
+        cpu_operator: the operator of FBGEMM that updates rows on CPU; None if there is none.
+        on_cuda: whether FBGEMM has one for CUDA.
         replicated_states: what FBGEMM calls its states, if the update of a row depends on nothing
             but the row, these states and its gradient, so that replicas stay equal; else None.
     """
@@ -45,6 +45,7 @@ class Optimizer:
     per_element: int = 0
     per_row: int = 0
     cpu_operator: str | None = None
+    on_cuda: bool = True
     replicated_states: tuple[str, ...] | None = None
 
     def state_bytes(self, dim: int) -> int:
@@ -71,7 +72,8 @@ OPTIMIZERS: dict[EmbOptimType, Optimizer] = {
     EmbOptimType.PARTIAL_ROWWISE_ADAM: Optimizer(per_element=1, per_row=1),
     EmbOptimType.LAMB: Optimizer(per_element=2),
     EmbOptimType.PARTIAL_ROWWISE_LAMB: Optimizer(per_element=1, per_row=1),
-    EmbOptimType.LARS_SGD: Optimizer(per_element=1),
+    # FBGEMM knows its name, makes its state, and then raises NotImplementedError in the lookup.
+    EmbOptimType.LARS_SGD: Optimizer(per_element=1, on_cuda=False),
 }
 
 REPLICABLE = tuple(
@@ -84,7 +86,9 @@ def optimizers_of(device_type: str) -> tuple[EmbOptimType, ...]:
     """Returns the optimizers that fused tables can use on a device."""
     on_cuda = device_type == "cuda"
     return tuple(
-        kind for kind, optimizer in OPTIMIZERS.items() if on_cuda or optimizer.cpu_operator
+        kind
+        for kind, optimizer in OPTIMIZERS.items()
+        if (optimizer.on_cuda if on_cuda else optimizer.cpu_operator)
     )
 
 

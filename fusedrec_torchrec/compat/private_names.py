@@ -349,6 +349,7 @@ UNDOCUMENTED_NAMES: tuple[PrivateName, ...] = (
         "optimizer_args",
         "output_dtype",
         "pooling_mode",
+        "prefetch_pipeline",
         "prev_iter_physical_offsets",
         "total_hash_size_bits",
         "weights_dev",

@@ -62,25 +62,35 @@ def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.devic
         raise ValueError(
             f"ids of features {keys} are {values.dtype}, must be one of {list(INTEGER_TYPES)}"
         )
-    if values.device.type != device.type:
-        raise ValueError(f"ids are on {values.device}, must be on {device}")
+    _check_device("ids", values, device)
     if values.dim() != 1:
         raise ValueError(f"ids have {values.dim()} dimensions, must have 1")
-    _check_lengths(features)
+    _check_lengths(features, device)
     if features.variable_stride_per_key():
-        _check_inverse_indices(features)
+        _check_inverse_indices(features, device)
     if weighted:
-        _check_weights(features)
+        _check_weights(features, device)
 
 
-def _check_lengths(features: KeyedJaggedTensor) -> None:
+def _check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Refuses tensors of another device, also of another GPU of the same machine."""
+    wanted = device
+    if device.type == "cuda" and device.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    if tensor.device != wanted:
+        raise ValueError(f"{what} are on {tensor.device}, must be on {wanted}")
+
+
+def _check_lengths(features: KeyedJaggedTensor, device: torch.device) -> None:
     keys, offsets = features.keys(), features.offsets_or_none()
     if offsets is None and features.lengths_or_none() is None:
         raise ValueError(
             f"the batch has neither lengths nor offsets, must have one of them: how many of its "
             f"{features.values().numel()} ids belong to each sample of features {keys}"
         )
+    # If there are offsets only, the lengths come of them, where they are.
     lengths = features.lengths()
+    _check_device("lengths", lengths, device)
     if lengths.dtype not in INTEGER_TYPES:
         raise ValueError(f"lengths are {lengths.dtype}, must be one of {list(INTEGER_TYPES)}")
     if lengths.dim() != 1:
@@ -134,13 +144,14 @@ def _check_length_values(
         )
 
 
-def _check_inverse_indices(features: KeyedJaggedTensor) -> None:
+def _check_inverse_indices(features: KeyedJaggedTensor, device: torch.device) -> None:
     inverse = features.inverse_indices_or_none()
     if inverse is None:
         raise ValueError(
             "inverse_indices is None, must be given with a variable batch size per feature"
         )
     keys, (names, indices) = features.keys(), inverse
+    _check_device("inverse_indices", indices, device)
     missing = [name for name in keys if name not in names]
     if missing:
         raise ValueError(
@@ -215,10 +226,11 @@ def _message(check: Callable[..., None], *args: object) -> str:
     raise AssertionError("the device has refused a batch that the host finds nothing wrong with")
 
 
-def _check_weights(features: KeyedJaggedTensor) -> None:
+def _check_weights(features: KeyedJaggedTensor, device: torch.device) -> None:
     weights, ids = features.weights_or_none(), features.values().numel()
     if weights is None:
         raise ValueError("weights are missing from the batch, tables with is_weighted need them")
+    _check_device("weights", weights, device)
     if not weights.is_floating_point():
         raise ValueError(f"weights are {weights.dtype}, must be a floating point type")
     if weights.dim() != 1 or weights.numel() != ids:

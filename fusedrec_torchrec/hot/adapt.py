@@ -32,7 +32,8 @@ class Adaptation:
         self._pg = pg
         self._layout = layout
         self._options = options
-        self._hitters = HeavyHitters(options.counters, layout.device)
+        # On CUDA, unique keys are followed by as many of these as it takes (``Unique``).
+        self._hitters = HeavyHitters(options.counters, layout.device, padding=layout.key_space)
         self._batches = 0
         self._counts: _Counts | None = None  # of all ranks, on their way
 

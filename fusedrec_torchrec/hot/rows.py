@@ -236,11 +236,13 @@ class HotRows(Replication):
             for state in states:
                 if f"{table}.ids" not in state:
                     continue
-                before = state[f"{table}.ids"]
+                # States come from wherever they were loaded to; which rows are hot the host knows.
+                before = state[f"{table}.ids"].to(ids.device)
                 at = torch.searchsorted(before, ids).clamp(max=max(len(before) - 1, 0))
                 known = (before[at] == ids).nonzero().flatten()
-                rows = state[f"{table}.left"].index_select(0, at[known]) / share
-                coded.left[k].index_add_(0, places[known], rows.to(coded.left[k].device))
+                left, all_left = coded.left[k], state[f"{table}.left"]
+                rows = all_left.index_select(0, at[known].to(all_left.device)) / share
+                left.index_add_(0, places[known.to(places.device)], rows.to(left.device))
 
     def _places_of_tables(self) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
         """Returns by table its bucket, the ids of hot rows in ascending order, and their places."""

@@ -57,6 +57,16 @@ def test_fading_forgets() -> None:
     assert hitters.content()[0].numel() == 0
 
 
+def test_padding_does_not_count() -> None:
+    plain, padded = HeavyHitters(3), HeavyHitters(3, padding=9)
+    for keys in ([1, 2, 2], [1, 3, 4, 5], [1]):
+        plain.add(torch.tensor(keys))
+        padded.add(torch.tensor(keys + [9] * 7))
+    for got, want in zip(padded.content(), plain.content(), strict=True):
+        assert torch.equal(got, want)
+    assert (padded.total, padded.error) == (plain.total, plain.error)
+
+
 def test_no_counters() -> None:
     with pytest.raises(ValueError, match="counters is 0, must be at least 1"):
         HeavyHitters(0)

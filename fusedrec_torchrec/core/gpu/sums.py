@@ -25,8 +25,10 @@ MOST_IDS = 64  # of a bag for one program, backward
 @triton.jit
 def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
     if PLAIN:
-        return row.to(tl.int64) * dim
-    return tl.load(addresses + row, mask=live, other=0)
+        at = row.to(tl.int64) * dim
+    else:
+        at = tl.load(addresses + row, mask=live, other=0)
+    return at
 
 
 @triton.jit

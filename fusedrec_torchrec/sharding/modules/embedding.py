@@ -21,6 +21,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.compat.awaitables import parts_of_sequences
+from fusedrec_torchrec.compat.empty_batches import splits_nothing
 from fusedrec_torchrec.compat.id_group import ids_apart
 from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
@@ -143,7 +144,7 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor, notes: BatchNotes
     ) -> Awaitable[Awaitable[KJTList]]:
         assert self.fused is not None
-        with self.fused.input_dist(self._input_dists).noting(notes):
+        with self.fused.input_dist(self._input_dists).noting(notes), splits_nothing(batch):
             awaitable = super().input_dist(ctx, batch)
         context = self.fused.context_of(awaitable)
         ctx.sharding_contexts[self.fused.index] = context

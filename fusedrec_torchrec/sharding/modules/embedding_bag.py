@@ -24,6 +24,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fusedrec_torchrec.compat.awaitables import parts_of_pooled
+from fusedrec_torchrec.compat.empty_batches import splits_nothing
 from fusedrec_torchrec.compat.id_group import ids_apart
 from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
@@ -178,7 +179,7 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._create_inverse_indices_permute_indices(inverse_indices)
             if self._has_mean_pooling_callback:
                 self._init_mean_pooling_callback(batch.keys(), inverse_indices)
-        with self.fused.input_dist(self._input_dists).noting(notes):
+        with self.fused.input_dist(self._input_dists).noting(notes), splits_nothing(batch):
             awaitable = super().input_dist(ctx, batch)
         ctx.sharding_contexts[self.fused.index] = self.fused.context_of(awaitable)
         if ctx.divisor is not None:

@@ -186,11 +186,9 @@ def spoil_and_go_on(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first:
     outputs, text = [], ""
     for step in range(case.steps):
         if step == first:
-            features: object = batch(case, 99, rank)
+            features: object = batch(case, 99, rank).to(local_device(case))
             if rank in bad_ranks:
-                features = spoil(batch(case, 98, rank))
-            if isinstance(features, KeyedJaggedTensor) and case.device != "cpu":
-                features = features.to(local_device(case))
+                features = spoil(batch(case, 98, rank).to(local_device(case)))
             text = error_of(model, features)
             total = torch.ones(1, device=local_device(case))
             dist.all_reduce(total)  # the process group still works

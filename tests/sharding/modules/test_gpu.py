@@ -1,18 +1,26 @@
 """CUDA and NCCL, and tables in host memory; skipped without a GPU."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
 from tests.case import Case, Table, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import train_and_compare
 from tests.parity import run_and_check, train_step
-from tests.sharding.modules.test_bad_input import Spoil, missing_feature, spoil_and_go_on, too_large
-from tests.sharding.modules.test_pipelines import compare
+from tests.sharding.modules.test_bad_input import (
+    Spoil,
+    missing_feature,
+    rebuilt,
+    spoil_and_go_on,
+    too_large,
+)
+from tests.sharding.modules.test_pipelines import compare, pipelined
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,13 +28,6 @@ pytestmark = [
 ]
 
 TABLES = (Table("a", 500, dim=8, pooling="mean"), Table("b", 330, dim=16), Table("c", 70, dim=8))
-
-
-@pytest.fixture(scope="module")
-def gpu_cluster() -> Iterator[Cluster]:
-    cluster = Cluster(min(2, torch.cuda.device_count()), backend="nccl")
-    yield cluster
-    cluster.stop()
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm", "fused_uvm_caching"])
@@ -83,7 +84,7 @@ def trains_as_stock(case: Case) -> None:
             torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "partial_rowwise_adam", "lamb", "lars_sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "partial_rowwise_adam", "lamb"])
 def test_optimizers_of_cuda_only(gpu_cluster: Cluster, optimizer: str) -> None:
     case = Case(
         tables=tuple(Table(t.name, t.rows, t.dim) for t in TABLES),
@@ -108,6 +109,103 @@ def test_pipelines_with_streams(gpu_cluster: Cluster, name: str) -> None:
         device="cuda",
     )
     gpu_cluster.run(compare, case, name)
+
+
+def test_prefetching_pipeline(gpu_cluster: Cluster) -> None:
+    case = Case(
+        tables=tuple(dataclasses.replace(t, kernel="fused_uvm_caching") for t in TABLES),
+        batch_sizes=(6, 6)[: gpu_cluster.world_size],
+        optimizer="rowwise_adagrad",
+        integers=False,
+        settings=(("prefetch_pipeline", True),),
+        device="cuda",
+    )
+    gpu_cluster.run(compare, case, "PrefetchTrainPipelineSparseDist")
+
+
+def refuse_to_prefetch(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"fused_params\['prefetch_pipeline'\] is False, must be"):
+        pipelined(case, "PrefetchTrainPipelineSparseDist")
+
+
+def test_prefetching_pipeline_without_the_setting_is_refused(gpu_cluster: Cluster) -> None:
+    case = Case(
+        tables=tuple(dataclasses.replace(t, kernel="fused_uvm_caching") for t in TABLES),
+        batch_sizes=(6, 6)[: gpu_cluster.world_size],
+        device="cuda",
+    )
+    gpu_cluster.run(refuse_to_prefetch, case)
+
+
+def refuse_lars(case: Case) -> None:
+    with pytest.raises(ValueError, match="optimizer is 'lars_sgd', must be one of"):
+        sharded(case)
+
+
+def test_an_optimizer_that_fbgemm_only_has_a_name_for_is_refused(gpu_cluster: Cluster) -> None:
+    lars = (("optimizer", EmbOptimType.LARS_SGD),)
+    case = Case(
+        tables=TABLES, batch_sizes=(1, 1)[: gpu_cluster.world_size], settings=lars, device="cuda"
+    )
+    gpu_cluster.run(refuse_lars, case)
+
+
+def on_the_other_gpu(features: KeyedJaggedTensor) -> object:
+    return features.to(torch.device("cuda", 1 - dist.get_rank()))
+
+
+def lengths_on_the_other_gpu(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, lengths=features.lengths().to(f"cuda:{1 - dist.get_rank()}"))
+
+
+def lengths_on_cpu(features: KeyedJaggedTensor) -> object:
+    return rebuilt(features, lengths=features.lengths().cpu())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("stock", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (on_the_other_gpu, "ids are on cuda:0"),
+        (lengths_on_the_other_gpu, "lengths are on cuda:0"),
+        (lengths_on_cpu, "lengths are on cpu"),
+    ],
+)
+def test_batch_on_another_device(
+    gpu_cluster: Cluster, spoil: Spoil, text: str, stock: bool
+) -> None:
+    tables = [Table("a", 50, dim=8), Table("b", 30, dim=16)]
+    if stock:
+        tables[1] = dataclasses.replace(tables[1], sharding="row_wise")
+    case = Case(tables=tuple(tables), batch_sizes=(6, 6), lengths=(1, 2), device="cuda")
+    texts = gpu_cluster.run(spoil_and_go_on, case, spoil, bad_ranks=(1,), first=1)
+    assert set(texts) == {f"bad input on rank 1: {text}, must be on cuda:1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "vbe", "stock"),
+    [
+        # Not row-wise tables and variable batches: FBGEMM refuses to look up nothing at all.
+        *(("ebc", True, stock) for stock in ("table_wise", "column_wise")),
+        *(("ebc", False, stock) for stock in ("row_wise", "table_wise", "column_wise")),
+        *(("ec", False, stock) for stock in ("row_wise", "table_wise", "column_wise")),
+    ],
+)
+def test_batches_of_no_samples_beside_stock_tables(
+    gpu_cluster: Cluster, kind: str, vbe: bool, stock: str
+) -> None:
+    case = Case(
+        tables=(Table("a", 50, dim=8), Table("b", 30, dim=8, sharding=stock)),
+        # TorchRec reduces bags of row-wise tables for batches of one size only.
+        batch_sizes=(0, 0) if (kind, stock) == ("ebc", "row_wise") else (0, 4),
+        kind=kind,
+        vbe=vbe,
+        device="cuda",
+    )
+    if gpu_cluster.world_size == 1:
+        case = dataclasses.replace(case, batch_sizes=(0,))
+    gpu_cluster.run(run_and_check, case)
 
 
 @pytest.mark.parametrize("spoil", [too_large, missing_feature])

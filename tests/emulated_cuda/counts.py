@@ -1,0 +1,104 @@
+"""Counts what a piece of code asks of an emulated device."""
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.emulated_cuda import device
+from tests.emulated_cuda.device import Event
+
+__all__ = ["Counts", "SyncPlaces", "counted"]
+
+LIBRARIES = ("fusedrec_torchrec", "torchrec", "fbgemm_gpu")
+MOST_FRAMES = 3
+
+
+@dataclass
+class Counts:
+    """What happened while it was counted.
+
+    Attributes:
+        events: all of it, in order.
+        sync_places: where in the Python code the host waited for the device, and how often; only
+            waits inside of operators.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    sync_places: Counter[str] = field(default_factory=Counter)
+
+    def of(self, kind: str) -> list[Event]:
+        """Returns the events of a kind."""
+        return [event for event in self.events if event.kind == kind]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that were launched."""
+        return len(self.of("kernel"))
+
+    @property
+    def syncs(self) -> int:
+        """How often the host waited for the device."""
+        return len(self.of("sync"))
+
+    @property
+    def pageable_copies(self) -> int:
+        """Copies from or to memory that is not pinned; the host stages or waits for them."""
+        return sum("pageable" in event.detail for event in self.of("copy"))
+
+    @property
+    def collectives(self) -> int:
+        """Collectives of tensors on the device."""
+        return len(self.of("collective"))
+
+    def kernel_names(self) -> Counter[str]:
+        """Returns how often each kernel was launched, by its mangled name."""
+        return Counter(event.detail for event in self.of("kernel"))
+
+
+class SyncPlaces:
+    """Who waits for the device, by lines of code; the oracle asks around every operator."""
+
+    places: Counter[str] | None = None  # None while nobody counts
+
+    @classmethod
+    @contextmanager
+    def watch(cls, operator: str) -> Iterator[None]:
+        """Notes where the code stands if the operator waits for the device."""
+        if cls.places is None:
+            yield
+            return
+        first = device.number_of_events()
+        yield
+        waits = sum(event.kind == "sync" for event in device.events(first))
+        if waits:
+            cls.places[f"{operator}: {_place()}"] += waits
+
+
+def _place() -> str:
+    """Returns the innermost lines of our code and of TorchRec's and FBGEMM's."""
+    lines = []
+    for frame in reversed(traceback.extract_stack()):
+        library = next((name for name in LIBRARIES if f"/{name}/" in frame.filename), None)
+        if library is not None:
+            path = frame.filename.rpartition(f"/{library}/")[2]
+            lines.append(f"{library}/{path}:{frame.lineno}")
+    return " < ".join(lines[:MOST_FRAMES]) or "elsewhere"
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Counts what happens inside; the counts are there when it ends.
+
+    Not inside of itself, and only with ``install`` done, in the same process.
+    """
+    counts = Counts()
+    SyncPlaces.places = counts.sync_places
+    device.record(True)
+    try:
+        yield counts
+    finally:
+        device.record(False)
+        SyncPlaces.places = None
+        counts.events = device.events()
