@@ -54,22 +54,22 @@ class HeaderAwaitable(InputAwaitable):
         self._everyone = None
         if exchange.everyone is not None:
             self._everyone = Statuses(exchange.everyone, batch.status)
-        send = self._messages(batch.status)
+        send = self._messages()
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(self._received, send, group=exchange.pg, async_op=True)
         self._send = send  # kept alive until the exchange is done
 
-    def _messages(self, status: torch.Tensor) -> torch.Tensor:
+    def _messages(self) -> torch.Tensor:
         """Returns [W, header + capacity] int32; headers last, words that overflow run over them."""
         ranks, width = self._exchange.ranks, self._header + self._capacity
         flat = self._cargo.counts_KO.new_empty(ranks * width + 1, dtype=torch.int32)
         messages = flat[:-1].view(ranks, width)
-        headers = None if self._by_kernels else self._headers(status)
+        headers = None if self._by_kernels else self._headers(self._batch.status)
         if self._capacity and not self._known_overflow:
             self._cargo.write(flat, [r * width + self._header for r in range(ranks)])
         if headers is None:
             torch.ops.fusedrec.write_headers(
-                status,
+                self._batch.statuses,
                 self._cargo.counts_KO,
                 messages,
                 self._capacity,

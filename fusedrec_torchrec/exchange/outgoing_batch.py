@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,9 @@ class OutgoingBatch:
         cargo: what it sends.
         notes: what else there is to know about it.
         reports: all that may be wrong with it.
+
+    Attributes:
+        statuses: what this rank says about it, the largest of which counts.
     """
 
     def __init__(
@@ -80,11 +84,15 @@ class OutgoingBatch:
         self.cargo = cargo
         self._notes = notes
         self._reports = reports
-        bad = [report for report, _ in reports]
-        self.status = bad[0] if len(bad) == 1 else torch.stack(bad).any()
+        self.statuses = [report for report, _ in reports]
         if notes.end_of_data:
-            self.status = torch.full_like(self.status, END_OF_DATA, dtype=torch.int32)
+            self.statuses = [torch.full_like(self.statuses[0], END_OF_DATA, dtype=torch.int32)]
         self.stale = exchange.replication.is_stale()
+
+    @cached_property
+    def status(self) -> torch.Tensor:
+        """All statuses in one."""
+        return self.statuses[0] if len(self.statuses) == 1 else torch.stack(self.statuses).any()
 
     def arrived(
         self,

@@ -48,7 +48,7 @@ def pack_rows(**arguments: Any) -> Any:
 
 @oracle("fusedrec::write_headers")
 def write_headers(
-    status: torch.Tensor,
+    statuses: list[torch.Tensor],
     counts: torch.Tensor,
     messages: torch.Tensor,
     capacity: int,
@@ -60,7 +60,7 @@ def write_headers(
     words = int(counts[:, :ranks].sum(0).max())
     unit = SLACK_ONE * granule
     wanted = min((words * slack + unit - 1) // unit * granule, INT32_MAX) if slack else 0
-    messages[:, :3] = torch.tensor([int(status), wanted, int(words > capacity)])
+    messages[:, :3] = torch.tensor([max(map(int, statuses)), wanted, int(words > capacity)])
     messages[:, 3 : 3 + buckets] = counts[:, :ranks].t()
     if counts.size(1) > ranks:
         messages[:, 3 + buckets] = int(stale)

@@ -62,7 +62,7 @@ def count_rows(case: Case) -> None:
     hot = hot_rows(model)
     assert hot._adaptation is not None
     keys, counts = hot._adaptation._hitters.content()
-    assert 0 < keys.numel() and int(keys.max()) < hot._layout.key_space
+    assert keys.numel() > 0 and int(keys.max()) < hot._layout.key_space
     assert int(counts.max()) <= 3  # a row counts once in a batch
 
 

@@ -32,7 +32,7 @@ SCHEMAS = {
     "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)",
     "pack_rows": "(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
     "Tensor(a!) words) -> ()",
-    "write_headers": "(Tensor status, Tensor counts, Tensor(a!) messages, int capacity, "
+    "write_headers": "(Tensor[] statuses, Tensor counts, Tensor(a!) messages, int capacity, "
     "int granule, int slack, bool stale) -> ()",
     "collect_headers": "(Tensor messages, int header, Tensor counts, Tensor statuses) -> Tensor",
     "unpack": "(Tensor messages, int header, int[] sizes, int segments) -> Tensor[]",

@@ -50,7 +50,8 @@ def _pack(
 
 @triton.jit
 def _write_headers(
-    status, counts, messages, width, buckets, owners, ranks, capacity, granule, slack, one, stale,
+    status, other, counts, messages, width, buckets, owners, ranks,
+    capacity, granule, slack, one, stale,
     EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes [status | wanted capacity | overflow | counts] before each rank's words."""
@@ -71,7 +72,7 @@ def _write_headers(
     wanted = largest * 0
     if not EXACT:
         wanted = (largest * slack + one * granule - 1) // (one * granule) * granule
-    own = tl.load(status).to(tl.int32)
+    own = tl.maximum(tl.load(status).to(tl.int32), tl.load(other).to(tl.int32))
     tl.store(messages + line, rank * 0 + own, mask=live)
     wanted = tl.minimum(wanted, 2147483647).to(tl.int32)
     tl.store(messages + line + 1, rank * 0 + wanted, mask=live)
@@ -158,7 +159,7 @@ def unpack(
 
 
 def write_headers(
-    status: torch.Tensor,
+    statuses: Sequence[torch.Tensor],
     counts_KO: torch.Tensor,
     messages: torch.Tensor,
     capacity: int,
@@ -169,7 +170,7 @@ def write_headers(
     """Writes the headers of messages whose words are rows; see ``exchange/messages.py``.
 
     Args:
-        status: of this rank's batch.
+        statuses: of this rank's batch, the largest of which counts.
         counts_KO: rows asked of each owner in each bucket.
         messages: one line for each rank.
         capacity: words that a message has room for.
@@ -177,9 +178,12 @@ def write_headers(
         stale: whether replicas must be loaded anew.
     """
     (ranks, width), (buckets, owners) = messages.shape, counts_KO.shape
+    if len(statuses) > 2:
+        statuses = [torch.stack([status.int() for status in statuses]).amax()]
     _write_headers[(1,)](
-        status, counts_KO, messages, width, buckets, owners, ranks, capacity, granule, slack,
-        SLACK_ONE, int(stale), EXACT=slack == 0, BLOCK=triton.next_power_of_2(ranks),
+        statuses[0], statuses[-1], counts_KO, messages, width, buckets, owners, ranks,
+        capacity, granule, slack, SLACK_ONE, int(stale),
+        EXACT=slack == 0, BLOCK=triton.next_power_of_2(ranks),
     )  # fmt: skip
 
 

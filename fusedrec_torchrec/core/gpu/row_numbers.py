@@ -199,22 +199,28 @@ def number_rows(
     parts, key_dtype = part_starts_P1.numel() - 1, part_starts_P1.dtype
     bits = max((2 * ids - 1).bit_length(), 6)
     size = 1 << bits
-    table_H = torch.zeros(size, dtype=key_dtype, device=device)
+    bags = [(b - a) * batch for a, b in zip([0, *slot_ends[:-1]], slot_ends, strict=True)]
+    counts_P, flag, table_H, from_B1, *offsets = _zeros(
+        device,
+        (parts, torch.int64),
+        (8, torch.uint8),
+        (size, key_dtype),
+        *((n + 1, torch.int32) for n in (sum(bags), *bags)),
+    )
+    bad = flag[:1].view(torch.bool)[0]
     number_H = torch.empty(size, dtype=torch.int32, device=device)
     place_N = torch.empty(ids, dtype=torch.int32, device=device)
     rows_N = torch.empty(ids, dtype=torch.int32, device=device)
     keys_U = torch.empty(ids, dtype=key_dtype, device=device)
     if hot_table is not None:  # whoever counts keys must tell them from the others
         keys_U.copy_(part_starts_P1[-1:].expand(ids))
-    counted = torch.zeros(parts + 1, dtype=torch.int64, device=device)
-    counts_P, bad = counted[:-1], counted[-1:].view(torch.uint8)
     ends_S = to_device([sum(counts[: s + 1]) for s in range(slots)], device)
     if ids:
         hot_size = 2 if hot_table is None else hot_table.size(0)
         _insert[(triton.cdiv(ids, INSERTED),)](
             ids_N, ends_S, rows_S, starts_SW, shifts_SW,
             table_H if hot_table is None else hot_table,
-            table_H, place_N, bad, ids, slots, starts_SW.size(1),
+            table_H, place_N, flag, ids, slots, starts_SW.size(1),
             64 - bits, size - 1, 65 - hot_size.bit_length(), hot_size - 1,
             HOT=hot_table is not None,
             STEPS=max((slots - 1).bit_length(), 1), BLOCK=INSERTED,
@@ -231,25 +237,25 @@ def number_rows(
     if not batch:
         if ids:
             _rows_of_ids[(triton.cdiv(ids, BLOCK),)](place_N, number_H, rows_N, ids, BLOCK=BLOCK)
-        return keys_U, rows_N, [], counts_P, bad.view(torch.bool)[0]
-    from_B1 = _offsets(lengths_B)
-    offsets, first_slot = [], 0
-    for end_slot in slot_ends:
+        return keys_U, rows_N, [], counts_P, bad
+    torch.cumsum(lengths_B, 0, dtype=torch.int32, out=from_B1[1:])
+    first_slot = 0
+    for end_slot, to_B1 in zip(slot_ends, offsets, strict=True):
         own = end_slot - first_slot
         lengths = lengths_B[first_slot * batch : end_slot * batch].view(own, batch).t()
-        to_B1 = _offsets(lengths.reshape(-1))
+        torch.cumsum(lengths.reshape(-1), 0, dtype=torch.int32, out=to_B1[1:])
         if own:
             _rows_of_bags[(triton.cdiv(own * batch, BLOCK),)](
                 place_N, number_H, from_B1, to_B1, rows_N,
                 own * batch, batch, own, first_slot * batch, sum(counts[:first_slot]), ids,
                 BLOCK=BLOCK,
             )  # fmt: skip
-        offsets.append(to_B1)
         first_slot = end_slot
-    return keys_U, rows_N, offsets, counts_P, bad.view(torch.bool)[0]
+    return keys_U, rows_N, offsets, counts_P, bad
 
 
-def _offsets(lengths_B: torch.Tensor) -> torch.Tensor:
-    offsets_B1 = torch.zeros(lengths_B.numel() + 1, dtype=torch.int32, device=lengths_B.device)
-    torch.cumsum(lengths_B, 0, dtype=torch.int32, out=offsets_B1[1:])
-    return offsets_B1
+def _zeros(device: torch.device, *tensors: tuple[int, torch.dtype]) -> list[torch.Tensor]:
+    """Returns tensors of zeros, of these sizes and types, by one kernel."""
+    words = [-(-size * dtype.itemsize // 16) * 2 for size, dtype in tensors]  # aligned to 16 bytes
+    pieces = torch.zeros(sum(words), dtype=torch.int64, device=device).split(words)
+    return [piece.view(dtype)[:size] for piece, (size, dtype) in zip(pieces, tensors, strict=True)]

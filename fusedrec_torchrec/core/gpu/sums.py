@@ -24,7 +24,7 @@ MOST_IDS = 64  # of a bag for one program, backward
 
 @triton.jit
 def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
-    if PLAIN:
+    if PLAIN:  # noqa: SIM108 - Triton would compile both
         at = row.to(tl.int64) * dim
     else:
         at = tl.load(addresses + row, mask=live, other=0)

@@ -94,7 +94,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         ),
         (
             messages._write_headers,
-            {"status": "*u8", "messages": "*i32"},
+            {"status": "*u8", "other": "*i32", "messages": "*i32"},
             {"EXACT": False, "BLOCK": 8},
         ),
         (

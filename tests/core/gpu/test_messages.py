@@ -72,7 +72,12 @@ def test_headers_are_written_and_read(
     sent = torch.full((ranks, header + capacity), -7, dtype=torch.int32)
     counts_KO = torch.tensor(counts)
     messages.write_headers(
-        torch.tensor(status, dtype=torch.int32), counts_KO, sent, capacity, *rule.rule, True
+        [torch.tensor(False), torch.tensor(status, dtype=torch.int32)][: 1 + bool(status)],
+        counts_KO,
+        sent,
+        capacity,
+        *rule.rule,
+        True,
     )
     words = [sum(row[r] for row in counts) for r in range(ranks)]
     for rank, line in enumerate(sent.tolist()):
