@@ -41,9 +41,9 @@ def collective(call: Call) -> Any:
         if isinstance(view, torch.Tensor)
     }
     return tree_map(
-        lambda result: own.get(result.data_ptr(), result)
-        if isinstance(result, torch.Tensor)
-        else result,
+        lambda result: (
+            own.get(result.data_ptr(), result) if isinstance(result, torch.Tensor) else result
+        ),
         results,
     )
 

@@ -40,7 +40,7 @@ def load_what_codecs_have_left(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "codec", [fr.CodecOptions("int8"), fr.CodecOptions("dct", density=0.25)], ids=str
+    "codec", [fr.CodecOptions(type="int8"), fr.CodecOptions(type="dct", density=0.25)], ids=str
 )
 def test_what_codecs_have_left_is_loaded_on_any_device(
     gpu_cluster: Cluster, codec: fr.CodecOptions
@@ -62,7 +62,7 @@ def count_rows(case: Case) -> None:
     hot = hot_rows(model)
     assert hot._adaptation is not None
     keys, counts = hot._adaptation._hitters.content()
-    assert 0 < keys.numel() and int(keys.max()) < hot._layout.key_space
+    assert keys.numel() > 0 and int(keys.max()) < hot._layout.key_space
     assert int(counts.max()) <= 3  # a row counts once in a batch
 
 
