@@ -17,7 +17,7 @@ class HeavyHitters:
     Args:
         counters: C, how many keys are counted at a time.
         device: of the keys.
-        padding: a key that is none, and does not count; there is no such key if None.
+        padding: a key above all others that is none, and does not count; there is none if None.
 
     Attributes:
         total: sum of all counts that were added.
@@ -72,11 +72,12 @@ class HeavyHitters:
             return
         keys, counts = torch.unique(torch.cat(self._waiting), return_counts=True)
         self._waiting, self._waiting_keys = [], 0
-        if self._padding is not None:
+        if self._padding is not None and keys.numel():
             # Only here, where the host waits for the device anyway.
-            kept = keys != self._padding
-            self.total -= int(counts[~kept].sum())
-            keys, counts = keys[kept], counts[kept]
+            key, count = torch.stack([keys[-1], counts[-1]]).tolist()
+            if key == self._padding:
+                self.total -= count
+                keys, counts = keys[:-1], counts[:-1]
         self._combine([self._keys, keys], [self._counts, counts])
 
     def _combine(self, keys: list[torch.Tensor], counts: list[torch.Tensor]) -> None:

@@ -43,17 +43,17 @@ class HotIndex:
         order = torch.argsort(torch.cat(keys))
         # Never empty: a key that no id has stands at the end.
         nobody = torch.tensor([layout.key_space])
-        self._keys = torch.cat([torch.cat(keys)[order], nobody]).to(layout.device, layout.key_dtype)
-        self._replicas = torch.cat([torch.cat(replicas)[order], nobody]).to(
-            layout.device, layout.key_dtype
-        )
+        hot_keys = torch.cat(keys)[order].to(layout.key_dtype)
+        hot_replicas = torch.cat(replicas)[order].to(layout.key_dtype)
+        self._keys = torch.cat([hot_keys, nobody.to(hot_keys)]).to(layout.device)
+        self._replicas = torch.cat([hot_replicas, nobody.to(hot_keys)]).to(layout.device)
         # The same pairs the other way round; replicas come in the order of buckets and places.
         self._replicas_up = torch.cat([torch.cat(replicas), nobody]).to(self._keys)
         self._homes = torch.cat([torch.cat(keys), nobody]).to(self._keys)
         self.table: torch.Tensor | None = None
         """For the operator ``number_rows``, which the C++ operators make it for."""
         if native.available() and operators.available_on(layout.device, "number_rows"):
-            table = torch.ops.fusedrec.hot_table(self._keys[:-1].cpu(), self._replicas[:-1].cpu())
+            table = torch.ops.fusedrec.hot_table(hot_keys, hot_replicas)
             self.table = table.to(layout.device)
 
     def homes_of(self, keys_N: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,7 @@ class Counts:
 
     Attributes:
         events: all of it, in order.
-        sync_places: where in the Python code the host waited for the device, and how often; only
-            waits inside of operators.
+        sync_places: where in the Python code the host waited for the device, and how often.
     """
 
     events: list[Event] = field(default_factory=list)

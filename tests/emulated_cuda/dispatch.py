@@ -60,10 +60,8 @@ def _computed(call: Call) -> Any:
 
 def _results(call: Call, on_cpu: Call) -> Any:
     function = _oracle_of(call)
-    if function is not None:
-        return function(**on_cpu.named())
     try:
-        return on_cpu.run()
+        return on_cpu.run() if function is None else function(**on_cpu.named())
     except NotImplementedError as error:
         if "Could not run" not in str(error):
             raise

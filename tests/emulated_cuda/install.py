@@ -1,7 +1,10 @@
 """Makes a process use the emulated GPU."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
+from tests.emulated_cuda.counts import SyncPlaces
 from tests.emulated_cuda.device import FOLDER_VARIABLE
 
 __all__ = ["install", "is_emulated"]
@@ -19,4 +22,22 @@ def install() -> None:
     from tests.emulated_cuda.dispatch import EmulatedDispatch
 
     replace_nccl()
+    _watch_waits()
     EmulatedDispatch().__enter__()
+
+
+def _watch_waits() -> None:
+    """Has explicit waits noticed, too, which are no operators."""
+    import torch
+
+    for owner, what in ((torch.cuda.Stream, "Stream"), (torch.cuda.Event, "Event")):
+        owner.synchronize = _watched(owner.synchronize, what)  # type: ignore[method-assign]
+    torch.cuda.synchronize = _watched(torch.cuda.synchronize, "cuda")
+
+
+def _watched(wait: Callable[..., None], what: str) -> Callable[..., None]:
+    def watched(*args: Any) -> None:
+        with SyncPlaces.watch(f"{what}.synchronize"):
+            wait(*args)
+
+    return watched

@@ -10,7 +10,7 @@ and for those whose outputs have another shape on CPU, somebody says what comes 
 The function has the operator's arguments, by the names of its schema, as CPU tensors that are
 copies.  What it returns is written into the outputs that the operator has made on the device, and
 must have their shapes and types; if it returns fewer, the other outputs stay as they are.
-Arguments that the schema says are written to are copied back, so that function changes them in
+Arguments that the schema says are written to are copied back, so that the function changes them in
 place.  ``LEAVE`` leaves everything as the device has it.
 """
 

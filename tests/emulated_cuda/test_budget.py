@@ -4,12 +4,14 @@ What is counted is one step, forward, backward and update, of one rank of two, o
 the device already.  When a step asks for less than its budget, lower the budget.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import fusedrec_torchrec as fr
 from tests.case import Case, Table, batch, local_device, sharded
 from tests.cluster import Cluster
 from tests.emulated_cuda import counted, is_emulated
@@ -20,7 +22,8 @@ pytestmark = [
 ]
 
 TABLES = 26
-WARM_UP_STEPS = 4
+HOT_ROWS = tuple(range(10))
+STEPS = 6
 
 
 class Budget(NamedTuple):
@@ -36,18 +39,44 @@ WORKLOADS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "one dimension, one id per bag": ((16,), (1,)),
     "four dimensions, 0 to 4 ids": ((16, 32, 64, 128), (0, 1, 2, 3, 4)),
 }
-BUDGETS = {
-    ("one dimension, one id per bag", "fused_row_wise"): Budget(39, 2, 1, 3),
-    ("one dimension, one id per bag", "table_wise"): Budget(52, 8, 8, 5),
-    ("four dimensions, 0 to 4 ids", "fused_row_wise"): Budget(122, 2, 1, 3),
-    ("four dimensions, 0 to 4 ids", "table_wise"): Budget(55, 8, 8, 5),
+SIMPLE, MIXED = WORKLOADS
+SHARDINGS: dict[str, Budget] = {
+    f"{SIMPLE} | fused_row_wise": Budget(39, 2, 1, 3),
+    f"{SIMPLE} | table_wise": Budget(52, 8, 8, 5),
+    f"{MIXED} | fused_row_wise": Budget(120, 2, 1, 3),
+    f"{MIXED} | table_wise": Budget(55, 8, 8, 5),
+}
+DCT = fr.CodecOptions(type="dct")
+# On top of fused_row_wise with one dimension.
+SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
+    "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(402, 15, 6, 3)),
+    "hot rows": ({"hot": fr.HotOptions()}, Budget(61, 2, 1, 4)),
+    "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(70, 3, 2, 5)),
+    "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(49, 4, 2, 6)),
+    "hot rows, adapt in every step": (
+        {"hot": fr.HotOptions(adapt=fr.AdaptOptions(every=1, sample=1))},
+        Budget(120, 25, 14, 6),
+    ),
+    "hot rows, codec dct": ({"hot": fr.HotOptions(codec=DCT)}, Budget(220, 7, 2, 4)),
+    "codec dct": ({"codec": DCT}, Budget(147, 5, 2, 3)),
+    "codec int8": ({"codec": fr.CodecOptions(type="int8")}, Budget(67, 2, 1, 3)),
+    "codec fp16": ({"codec": fr.CodecOptions(type="fp16")}, Budget(72, 2, 1, 3)),
+    "2D, gradients": ({"grid": "gradients"}, Budget(47, 3, 2, 6)),
+    "2D, weights, a sync": ({"grid": "weights"}, Budget(65, 6, 3, 6)),
 }
 
 
-def case_of(workload: str, sharding: str, **settings: Any) -> Case:
+def case_of(workload: str, sharding: str, hot: bool = False, grid: Any = None) -> Case:
     dims, lengths = WORKLOADS[workload]
     tables = tuple(
-        Table(f"t{i}", 1000, dim=dims[i % len(dims)], sharding=sharding) for i in range(TABLES)
+        Table(
+            f"t{i}",
+            1000,
+            dim=dims[i % len(dims)],
+            sharding=sharding,
+            hot=HOT_ROWS if hot else None,
+        )
+        for i in range(TABLES)
     )
     return Case(
         tables=tables,
@@ -55,40 +84,71 @@ def case_of(workload: str, sharding: str, **settings: Any) -> Case:
         lengths=lengths,
         optimizer="rowwise_adagrad",
         device="cuda",
-        **settings,
+        grid=None if grid is None else fr.GridOptions(sharding_group_size=1, sync=grid),
     )
 
 
-def count_step(case: Case) -> tuple[Budget, dict[str, int]]:
-    """Counts a step of this rank; also where it waits for the device."""
-    model = sharded(case)
+def count_step(
+    case: Case, hot: fr.HotOptions | None = None, codec: fr.CodecOptions | None = None
+) -> tuple[Budget, dict[str, int]]:
+    """Counts the last step of a few; also where it waits for the device."""
+    codecs = None if codec is None else fr.Codecs(forward=codec)
+    model = sharded(case, fr.ExchangeOptions(codecs=codecs), hot)
     module: Any = model._dmp_wrapped_module
     while not hasattr(module, "sparse"):
         module = module.module
     gradient = None
-    for step in range(WARM_UP_STEPS):
+    for step in range(STEPS):
         features = batch(case, step, dist.get_rank()).to(local_device(case))
         with counted() as counts:
             pooled = module.sparse(features).values()
             if gradient is None:
                 gradient = torch.ones_like(pooled)
             pooled.backward(gradient)
+            if case.grid is not None:
+                model.sync()
     numbers = Budget(counts.kernels, counts.syncs, counts.pageable_copies, counts.collectives)
     return numbers, dict(counts.sync_places)
 
 
-def test_a_step_stays_within_its_budget(
-    gpu_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+def judge(
+    title: str,
+    counted_steps: Mapping[str, tuple[Budget, dict[str, int]]],
+    budgets: Mapping[str, Budget],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = ["", "| 26 tables | sharding | kernels | syncs | pageable copies | collectives |"]
-    lines.append("|---|---|---|---|---|---|")
-    over = []
-    for (workload, sharding), budget in BUDGETS.items():
-        (used, places), *_ = gpu_cluster.run(count_step, case_of(workload, sharding))
-        lines.append(f"| {workload} | {sharding} | " + " | ".join(map(str, used)) + " |")
-        for name, number, most in zip(Budget._fields, used, budget, strict=True):
+    """Prints what was counted as a table, and fails if it is more than it may be."""
+    lines, over = ["", f"| {title} | kernels | syncs | pageable copies | collectives |"], []
+    lines.append("|" + "---|" * lines[-1].count(" | ") + "---|")
+    for name, (used, places) in counted_steps.items():
+        lines.append(f"| {name} | " + " | ".join(map(str, used)) + " |")
+        for what, number, most in zip(Budget._fields, used, budgets[name], strict=True):
             if number > most:
-                over.append(f"{sharding}, {workload}: {name} {number}, at most {most}; {places}")
+                over.append(f"{name}: {what} {number}, at most {most}")
+        if over and over[-1].startswith(f"{name}:"):
+            over += [f"  waits {times}: {place}" for place, times in places.items()]
     with capsys.disabled():
         print("\n".join(lines))
-    assert not over, "\n".join(over)
+    assert not over, "\n" + "\n".join(over)
+
+
+def test_shardings_stay_within_their_budgets(
+    gpu_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {}
+    for name in SHARDINGS:
+        workload, sharding = name.split(" | ")
+        steps[name] = gpu_cluster.run(count_step, case_of(workload, sharding))[0]
+    judge("26 tables | sharding", steps, SHARDINGS, capsys)
+
+
+def test_settings_stay_within_their_budgets(
+    gpu_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {}
+    for name, (given, _) in SETTINGS.items():
+        sharding = given.get("sharding", "fused_row_wise")
+        case = case_of(SIMPLE, sharding, "hot" in given, given.get("grid"))
+        steps[name] = gpu_cluster.run(count_step, case, given.get("hot"), given.get("codec"))[0]
+    budgets = {name: budget for name, (_, budget) in SETTINGS.items()}
+    judge(f"26 tables, {SIMPLE}", steps, budgets, capsys)

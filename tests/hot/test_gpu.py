@@ -40,7 +40,7 @@ def load_what_codecs_have_left(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "codec", [fr.CodecOptions("int8"), fr.CodecOptions("dct", density=0.25)], ids=str
+    "codec", [fr.CodecOptions(type="int8"), fr.CodecOptions(type="dct", density=0.25)], ids=str
 )
 def test_what_codecs_have_left_is_loaded_on_any_device(
     gpu_cluster: Cluster, codec: fr.CodecOptions
