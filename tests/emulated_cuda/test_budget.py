@@ -135,9 +135,10 @@ def judge(
 def test_shardings_stay_within_their_budgets(
     gpu_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = {
-        name: gpu_cluster.run(count_step, case_of(*name.split(" | ")))[0] for name in SHARDINGS
-    }
+    steps = {}
+    for name in SHARDINGS:
+        workload, sharding = name.split(" | ")
+        steps[name] = gpu_cluster.run(count_step, case_of(workload, sharding))[0]
     judge("26 tables | sharding", steps, SHARDINGS, capsys)
 
 
