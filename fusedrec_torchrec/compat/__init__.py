@@ -12,6 +12,7 @@
 ``stores``              where ranks meet
 ``process_groups``      timeout and store of a process group; another one of the same ranks
 ``id_group``            the process group in which ids travel on CPU
+``empty_batches``       batches of no samples beside stock row-wise tables
 ``awaitables``          parts of TorchRec's awaitables; splits of a pipeline
 ``jagged_tensor``       what KeyedJaggedTensor does not let others set
 ``feature_processors``  the processors of a feature-processed module

@@ -74,11 +74,8 @@ def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.devic
 
 def _check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Refuses tensors of another device, also of another GPU of the same machine."""
-    wanted = device
-    if device.type == "cuda" and device.index is None:
-        wanted = torch.device("cuda", torch.cuda.current_device())
-    if tensor.device != wanted:
-        raise ValueError(f"{what} are on {tensor.device}, must be on {wanted}")
+    if tensor.device != device:
+        raise ValueError(f"{what} are on {tensor.device}, must be on {device}")
 
 
 def _check_lengths(features: KeyedJaggedTensor, device: torch.device) -> None:

@@ -51,7 +51,7 @@ class CanonicalFeatures:
         self._needs_weights = needs_weights
         self._drops_weights = not weighted
         self._beside_stock = beside_stock
-        self._device = device
+        self._device = torch.empty(0, device=device).device  # with its number
         self._unique_names = list(dict.fromkeys(names))
         # By the names of a batch: where each slot stands in it, if it is not in order already.
         self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}

@@ -113,3 +113,26 @@ def own_oracles() -> None:
 
 def test_operators_of_ones_own_have_oracles_of_ones_own(gpu_cluster: Cluster) -> None:
     gpu_cluster.run(own_oracles)
+
+
+def launch_triton() -> list[tuple[str, int]]:
+    from tests.emulated_cuda.doubled import double
+
+    library = torch.library.Library("emulated_triton", "FRAGMENT")
+    library.define("double(Tensor(a!) x) -> ()")
+    library.impl("double", double, "CUDA")
+
+    @oracle("emulated_triton::double")
+    def doubled(x: torch.Tensor) -> None:
+        x *= 2
+
+    x = torch.arange(300.0, device="cuda")
+    with counted() as counts:
+        torch.ops.emulated_triton.double(x)
+    assert x[:3].tolist() == [0.0, 2.0, 4.0]
+    return [(event.detail, event.size) for event in counts.of("kernel")]
+
+
+def test_triton_compiles_and_its_launches_are_counted(gpu_cluster: Cluster) -> None:
+    pytest.importorskip("triton")
+    assert gpu_cluster.run(launch_triton) == [[("_double", 3)]] * gpu_cluster.world_size
