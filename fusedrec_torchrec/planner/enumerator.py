@@ -184,7 +184,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         if name in self._cannot_be_owned:
             types = [t for t in types if t not in OWNER_POOLED] or types
         if FUSED_TABLE_WISE in types:  # and with it all that stock shardings can
-            types = [t for t in types if t in (*FUSED_TYPES, ShardingType.DATA_PARALLEL.value)]
+            types = [t for t in types if t in (*FUSED_TYPES, *asked)]
         # Sorted: TorchRec's own order is that of a set, which differs from run to run.
         return [stock_name(t) if t in FUSED_TYPES else t for t in sorted(types)]
 

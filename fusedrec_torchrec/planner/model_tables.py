@@ -60,7 +60,7 @@ def table_loads(
         sharders: of its modules.
         profile: how rows are used.
         zipf: exponent of a Zipf law that says so, for all or by table; uniform if neither.
-        constraints: TorchRec's, for pooling factors.
+        constraints: TorchRec's, for pooling factors where there is no profile.
         poolings: ids of a sample, by table; they go before.
         scattered: whether bags of these tables have one id and a Poisson number of others, as
             generated data has.
@@ -81,7 +81,7 @@ def table_loads(
             mine = (constraints or {}).get(name)
             pooling = sum((mine and mine.pooling_factors) or [1.0] * features)
             bags: BagsByChance | CountedBags | None = None
-            if profile is not None and not (mine and mine.pooling_factors):
+            if profile is not None:  # which has counted what constraints only guess
                 profile.check({name: rows})
                 pooling = profile.accesses[name] / max(profile.samples, 1)
                 bags = None if name in (poolings or {}) else profile.bags.get(name)

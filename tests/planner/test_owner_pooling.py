@@ -217,6 +217,35 @@ def test_a_profile_decides_who_pools_without_a_cluster() -> None:
         planner(profile=profile, batch_size=1024).plan(bags(other=10**5), sharders)
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"compute_kernels": ["fused"]},
+        {"pooling_factors": [3.0]},
+        {"sharding_types": [*OWNER_POOLED, FUSED]},
+    ],
+    ids=str,
+)
+def test_a_profile_counts_whatever_else_constraints_say(constraint: dict[str, Any]) -> None:
+    """TorchRec's constraints have a pooling factor of 1 if nobody gives them one."""
+    model, sharders = bags(few=10**5, many=10**5), fr.fused_sharders()
+    profile = counted_profile({"few": 20, "many": 30}, rows=10**5, used=512)
+    constraints = {name: ParameterConstraints(**constraint) for name in ("few", "many")}
+    one = planner(profile=profile, constraints=constraints, batch_size=1024)
+    assert {*types(one.plan(model, sharders)).values()} <= {*OWNER_POOLED}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_tables_that_can_be_fused_are_data_parallel_only_if_asked(ranks: int) -> None:
+    rows = {"heavy": 50_000, **{f"t{i}": 10**5 for i in range(12)}}
+    constraints = pooling(heavy=100.0, **{f"t{i}": 2.0 for i in range(12)})
+    one = planner(ranks, constraints=constraints, batch_size=2048)
+    assert {*types(one.plan(bags(**rows), fr.fused_sharders())).values()} <= {*FUSED_TYPES}
+    constraints["heavy"].sharding_types = ["data_parallel"]
+    one = planner(ranks, constraints=constraints, batch_size=2048)
+    assert types(one.plan(bags(**rows), fr.fused_sharders()))["heavy"] == "data_parallel"
+
+
 def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
     """Estimates of all options go by it, and the search by them."""
     names = ["long", "a", "b", "c", "d"]
