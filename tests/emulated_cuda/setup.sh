@@ -11,7 +11,7 @@ pip=("$folder/bin/python" -m pip install --quiet)
 "${pip[@]}" -r requirements-common.txt
 # Three equals signs: the CUDA build, where pip also sees one for CPU (2.13.0+cpu).
 "${pip[@]}" torch===2.13.0
-# torch's own requirements are those of torch; these two would bring what they are not used with.
+# Without what they require: torch is there, and so is the rest, by requirements-common.txt.
 "${pip[@]}" --no-deps fbgemm-gpu==1.8.0 torchrec==1.8.0 tensordict==0.15.3 torchmetrics==1.0.3
 "${pip[@]}" --no-deps --no-build-isolation --editable .
 
