@@ -6,6 +6,7 @@ which the classes that it derives from tell.  What is used of any other object b
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -37,6 +38,8 @@ def is_private(name: str) -> bool:
 def modules() -> list[ModuleType]:
     """Imports every module of the package."""
     names = [found.name for found in pkgutil.walk_packages([str(FOLDER)], f"{PACKAGE}.")]
+    if importlib.util.find_spec("triton") is None:  # which kernels cannot be imported without
+        names = [name for name in names if not name.startswith(f"{PACKAGE}.core.gpu.")]
     return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
 
 
