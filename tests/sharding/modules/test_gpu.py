@@ -16,8 +16,10 @@ from tests.parity import run_and_check, train_step
 from tests.sharding.modules.test_bad_input import (
     Spoil,
     missing_feature,
+    negative_length,
     rebuilt,
     spoil_and_go_on,
+    stale_length_per_key,
     too_large,
 )
 from tests.sharding.modules.test_pipelines import compare, pipelined
@@ -208,8 +210,16 @@ def test_batches_of_no_samples_beside_stock_tables(
     gpu_cluster.run(run_and_check, case)
 
 
-@pytest.mark.parametrize("spoil", [too_large, missing_feature])
-def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (too_large, "feature 'f_b'"),
+        (missing_feature, "feature 'f_b'"),
+        (negative_length, "lengths[0] is -1, must be at least 0"),
+        (stale_length_per_key, "length_per_key is ["),
+    ],
+)
+def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil, text: str) -> None:
     last = gpu_cluster.world_size - 1
     case = Case(
         tables=(Table("a", 50, dim=8), Table("b", 30, dim=16)),
@@ -219,7 +229,7 @@ def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil) -> None:
     )
     texts = gpu_cluster.run(spoil_and_go_on, case, spoil, bad_ranks=(last,), first=1)
     assert len(set(texts)) == 1
-    assert texts[0].startswith(f"bad input on rank {last}: feature 'f_b'")
+    assert texts[0].startswith(f"bad input on rank {last}: {text}")
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm_caching"])
