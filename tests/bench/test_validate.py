@@ -99,7 +99,7 @@ def test_tables_are_pooled_where_the_system_has_them() -> None:
 
 
 def test_a_plan_is_predicted_by_who_pools_in_it() -> None:
-    """By a law of rows owners pool; who has counted repeated bags knows it, too."""
+    """Owners pool if a law of rows says so, and also if repeated bags were counted."""
     for system in ("fused_planner", "fused_profiled"):
         step = predicted(system, pooling=5.0, bags="repeated")
         assert "bag_lookup" in amounts(step), system

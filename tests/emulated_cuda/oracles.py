@@ -24,7 +24,7 @@ LEAVE = object()
 """What an oracle returns if outputs and arguments are to stay as they are."""
 
 ORACLES: dict[str, Oracle] = {}
-"""By the operator's name with its namespace, with or without an overload."""
+"""Oracles by the operator's name with its namespace, with or without an overload."""
 
 
 def oracle(*names: str) -> Callable[[Oracle], Oracle]:

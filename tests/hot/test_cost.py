@@ -114,7 +114,7 @@ def test_it_pays_off_the_critical_path() -> None:
 
 
 def test_it_pays_on_better_links() -> None:
-    """With four ranks, to sum up all replicas takes fewer bytes than to send touched rows."""
+    """Four ranks send fewer bytes if they sum up all replicas than if they send touched rows."""
     use = dataclasses.replace(BALANCED, owner_R=np.arange(4))
     better = dataclasses.replace(BYTES, all_reduce_bandwidth=4e9)
     assert rows_to_replicate(use, 4, better) == 4

@@ -154,7 +154,7 @@ class Step:
 
     @property
     def sync(self) -> Sync | None:
-        """Of hot rows, as their stage says; None if there are none."""
+        """The sync of hot rows, which their stage knows; None if there are none."""
         stages = [stage for stage in self.stages if stage.name == HOT_SYNC]
         return stages[0].sync if stages else None
 

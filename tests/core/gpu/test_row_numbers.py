@@ -139,7 +139,7 @@ def test_ids_find_their_keys(batch: Batch) -> None:
 @EXAMPLES
 @given(batches())
 def test_bags_are_put_in_the_order_in_which_they_are_pooled(batch: Batch) -> None:
-    """As the C++ operator does it, but for the order of rows within a part."""
+    """The result is that of the C++ operator, but for the order of rows within a part."""
     if not batch.batch:
         return
     want = torch.ops.fusedrec.number_rows(*batch.arguments())
