@@ -20,7 +20,8 @@ def to_host(values: torch.Tensor) -> list[int]:
     """Returns the numbers of a tensor; on CUDA they come through pinned memory."""
     if values.is_cuda:
         pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        values = pinned.copy_(values, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
+        pinned.copy_(values, non_blocking=True)
+        torch.cuda.current_stream(values.device).synchronize()
+        values = pinned
     numbers: list[int] = values.tolist()
     return numbers

@@ -144,13 +144,14 @@ def unpack(
     ranks, width = messages.shape
     totals = [sum(sizes_WK[k::segments]) for k in range(segments)]
     out = torch.empty(sum(totals), dtype=torch.int32, device=messages.device)
-    pieces, ends = [], [0, *accumulate(totals)]
+    pieces, targets = [], [0, *accumulate(totals)]
     for rank in range(ranks):
         source = rank * width + header
         for k in range(segments):
             size = sizes_WK[rank * segments + k]
-            pieces += [source, ends[k] + sum(sizes_WK[k : rank * segments : segments]), size]
+            pieces += [source, targets[k], size]
             source += size
+            targets[k] += size
     if out.numel():
         _unpack[(triton.cdiv(max(sizes_WK), BLOCK), ranks * segments)](
             messages, to_device(pieces, messages.device), out, BLOCK=BLOCK

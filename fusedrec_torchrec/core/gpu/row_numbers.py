@@ -12,6 +12,7 @@ Shape suffixes: N ids, S slots, W ranks, P parts, K buckets, B bags, H places of
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
@@ -214,7 +215,7 @@ def number_rows(
     keys_U = torch.empty(ids, dtype=key_dtype, device=device)
     if hot_table is not None:  # whoever counts keys must tell them from the others
         keys_U.copy_(part_starts_P1[-1:].expand(ids))
-    ends_S = to_device([sum(counts[: s + 1]) for s in range(slots)], device)
+    ends_S = to_device(list(accumulate(counts)), device)
     if ids:
         hot_size = 2 if hot_table is None else hot_table.size(0)
         _insert[(triton.cdiv(ids, INSERTED),)](
