@@ -4,10 +4,13 @@ Two bags are the same if they are of one table and hold the same ids, in the sam
 same weights: then their sums are the same to the last bit.  Hashes find candidates, and ids are
 compared in full.
 
-To look for equal bags costs a pass over the ids.  A slot whose first bags hardly repeat stops to
-look after a sixteenth of them, but not before 128.  Nothing is remembered from batch to batch: sums
-of gradients, whose last bits depend on which bags are one, are the same in a run that was
-interrupted and resumed.
+To look for equal bags costs a pass over the ids.  A slot does so if enough bags of a sample repeat,
+which is a sixteenth of its bags, but at least 128: runs of four, spread over the slot at irregular
+places.  So it finds bags that repeat at once, as in a session, or at a distance, or in one part of
+the batch only.
+
+Nothing is remembered from batch to batch: sums of gradients, whose last bits depend on which bags
+are one, are the same in a run that was interrupted and resumed.
 
 Shape suffixes: S slots, B bags, N ids, G distinct bags with ids, M ids in them.
 """
@@ -22,7 +25,10 @@ from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["BagDedup", "DistinctBags"]
 
-TRIED, LEAST_TRIED = 1 / 16, 128  # after this part of its bags a slot may stop to look
+PART, LEAST, RUN = 16, 128, 4  # one of so many bags is in the sample, at least so many, in runs
+# Where runs lie, by numbers of MurmurHash3 and a seed by which halves, thirds and quarters of
+# common sizes are found to be equal.
+_MIX_RUN = (185, 0x85EBCA6B, 0xC2B2AE35)
 # Constants of SplitMix64 and others, as signed numbers; products wrap around.
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685, -2643881736870682267)
 
@@ -55,7 +61,7 @@ class BagDedup:
 
     Args:
         tables: a number for the table of each slot; equal bags of one table are the same.
-        worth: the share of bags that must repeat for a slot to look on.
+        worth: the share of bags that must seem to repeat for a slot to look for equal ones.
         device: of the ids.
     """
 
@@ -134,9 +140,8 @@ def by_sort(
     device, slots = ids_N.device, len(bags)
     total = lengths_B.numel()
     bag_B = torch.arange(total, device=device)
-    slot_B = torch.arange(slots, device=device).repeat_interleave(
-        to_device(list(bags), device), output_size=total
-    )
+    bags_S = to_device(list(bags), device)
+    slot_B = torch.arange(slots, device=device).repeat_interleave(bags_S, output_size=total)
     lengths = lengths_B.long()
     starts_B = lengths.cumsum(0) - lengths
     bag_N = bag_B.repeat_interleave(lengths, output_size=ids_N.numel())
@@ -151,21 +156,18 @@ def by_sort(
         mixed_N = mixed_N ^ (mixed_N >> 29)
         hashes.append(torch.zeros_like(lengths).index_add_(0, bag_N, mixed_N * factor))
 
-    def first_like(looks_B: torch.Tensor) -> torch.Tensor:
-        alone_B = torch.where(looks_B, -1, bag_B)  # what does not look is like no other
-        kinds = torch.stack([tables_S[slot_B], alone_B, lengths, *hashes], dim=1)
-        _, kind_B = torch.unique(kinds, dim=0, return_inverse=True)
-        return torch.full_like(bag_B, total).scatter_reduce_(0, kind_B, bag_B, "amin")[kind_B]
-
-    looks_B = looks_S[slot_B]
-    first_B = first_like(looks_B)
-    bags_S = to_device(list(bags), device)
-    tried_S = (bags_S * TRIED).long().clamp(min=LEAST_TRIED)
-    is_tried_B = bag_B - (bags_S.cumsum(0) - bags_S)[slot_B] < tried_S[slot_B]
-    repeats_B = is_tried_B & (first_B != bag_B) & (lengths > 0)
-    repeats_S = torch.zeros_like(bags_S).index_add_(0, slot_B, repeats_B.long())
-    looks_on_S = (repeats_S * bags_S >= worth * tried_S * tried_S) | (bags_S <= tried_S)
-    first_B = first_like(looks_B & (is_tried_B | looks_on_S[slot_B]))
+    is_sampled_B, sampled_S = _sampled(bags_S, slot_B)
+    is_sampled_B &= looks_S[slot_B] & (lengths > 0)
+    sample = torch.stack([slot_B, lengths, *hashes], dim=1)[is_sampled_B]
+    once = torch.unique(sample, dim=0)
+    repeats_S = torch.zeros_like(bags_S).index_add_(0, sample[:, 0], torch.ones_like(sample[:, 0]))
+    repeats_S.index_add_(0, once[:, 0], torch.ones_like(once[:, 0]), alpha=-1)
+    seems_S = repeats_S * bags_S >= worth * sampled_S * sampled_S
+    looks_B = (looks_S & (seems_S | (bags_S <= sampled_S)))[slot_B]
+    alone_B = torch.where(looks_B, -1, bag_B)  # what does not look is like no other
+    kinds = torch.stack([tables_S[slot_B], alone_B, lengths, *hashes], dim=1)
+    _, kind_B = torch.unique(kinds, dim=0, return_inverse=True)
+    first_B = torch.full_like(bag_B, total).scatter_reduce_(0, kind_B, bag_B, "amin")[kind_B]
 
     # Bags whose hashes are equal by chance stay apart.
     other_N = (starts_B[first_B])[bag_N] + place_N
@@ -185,3 +187,23 @@ def by_sort(
     counts_3S[2].index_add_(0, slot_B, (lengths > 0).long())
     weights_M = None if weights_N is None else weights_N[taken_N]
     return number_B, lengths_B[is_first_B], ids_N[taken_N], weights_M, counts_3S
+
+
+def _sampled(bags_S: torch.Tensor, slot_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns whether each bag is in the sample of its slot, and how many bags that has.
+
+    The same as ``Sample`` of ``core/native/bags.h``.
+    """
+    runs_S = (bags_S // PART).clamp(min=LEAST) // RUN
+    is_all_S = bags_S <= runs_S * RUN
+    bags_B, runs_B = bags_S[slot_B], runs_S[slot_B]
+    bag_B = torch.arange(slot_B.numel(), device=slot_B.device)
+    bag_B = bag_B - (bags_S.cumsum(0) - bags_S)[slot_B]
+    run_B = ((bag_B + 1) * runs_B - 1) // bags_B  # in whose part of the slot it is
+    mixed_B = (run_B + _MIX_RUN[0]) * _MIX_RUN[1] & 0xFFFFFFFF
+    mixed_B = (mixed_B ^ (mixed_B >> 15)) * _MIX_RUN[2] & 0xFFFFFFFF
+    room_B = (bags_B // runs_B - RUN + 1).clamp(min=1)
+    place_B = bag_B - run_B * bags_B // runs_B - (mixed_B >> 16) % room_B
+    return is_all_S[slot_B] | ((place_B >= 0) & (place_B < RUN)), torch.where(
+        is_all_S, bags_S, runs_S * RUN
+    )

@@ -35,22 +35,25 @@ struct BagTable {
   size_t home(uint64_t hash) const { return hash >> shift; }
 };
 
-// Multilinear: products do not wait for each other.  Equal hashes are compared in full.
+// Multilinear, of table, ids and weights: products do not wait for each other.  Factors are powers,
+// not numbers at equal distances, of which the first and the third make twice the second: small ids
+// such as (4, 5, 4) and (5, 3, 5) would have equal hashes.  Equal hashes are compared in full.
 template <typename Id>
 INLINED inline uint64_t hash_bag(const Id* ids, const float* weights, int64_t length,
-                                 uint64_t salt) {
-  uint64_t hash = salt * 0xD6E8FEB86659FD93ull + static_cast<uint64_t>(length);
+                                 uint64_t table) {
+  constexpr uint64_t kStep = 0xD1342543DE82EF95ull, kMore = 0x632BE59BD9B4E019ull;
   uint64_t factor = 0x9E3779B97F4A7C15ull;
+  uint64_t hash = table * factor + static_cast<uint64_t>(length);
   for (int64_t i = 0; i < length; ++i) {
-    hash += (static_cast<uint64_t>(ids[i]) + 0x632BE59BD9B4E019ull) * factor;
-    factor += 0xC2B2AE3D27D4EB4Eull; // even, so that factors stay odd
+    factor *= kStep;
+    hash += (static_cast<uint64_t>(ids[i]) + kMore) * factor;
   }
   if (weights) {
     for (int64_t i = 0; i < length; ++i) {
       uint32_t bits;
       std::memcpy(&bits, weights + i, sizeof bits);
-      hash += (static_cast<uint64_t>(bits) + 0x632BE59BD9B4E019ull) * factor;
-      factor += 0xC2B2AE3D27D4EB4Eull;
+      factor *= kStep;
+      hash += (static_cast<uint64_t>(bits) + kMore) * factor;
     }
   }
   hash ^= hash >> 32;
@@ -91,12 +94,78 @@ FOR_THIS_CPU void hash_bags(const Id* ids, const int32_t* lengths, const float* 
   }
 }
 
-// After so many bags a slot stops to look for equal ones if too few repeat.
-inline int64_t tried_bags(int64_t bags) { return std::max<int64_t>(bags / 16, 128); }
+FOR_THIS_CPU int64_t sum_of(const int32_t* lengths, int64_t bags) {
+  int64_t sum = 0;
+  for (int64_t b = 0; b < bags; ++b) {
+    sum += lengths[b];
+  }
+  return sum;
+}
 
-// Whether it is worth it to look on: if `repeats` of the first `tried` bags repeat, about n / tried
-// times that share of n bags does, as chance has it.
-inline bool worth_looking(int64_t repeats, int64_t tried, int64_t bags, double worth) {
+// Which bags of a slot tell whether its bags repeat: a sixteenth of them, but at least 128, in runs
+// of four that are spread over the slot.  Runs find what repeats at once, as in a session; their
+// places are irregular, so that they find what repeats at almost any distance.  The same as
+// `_sampled` of exchange/distinct_bags.py.
+struct Sample {
+  static constexpr int64_t kRun = 4;
+  static constexpr uint32_t kSeed = 185; // halves, thirds and quarters of common sizes are found
+  int64_t bags, runs, run; // run: bags of each
+
+  explicit Sample(int64_t bags) : bags(bags), runs(std::max<int64_t>(bags / 16, 128) / kRun) {
+    run = kRun;
+    if (is_all()) {
+      runs = 1;
+      run = bags;
+    }
+  }
+
+  bool is_all() const { return runs * run >= bags; }
+  int64_t size() const { return runs * run; }
+
+  int64_t first(int64_t r) const {
+    uint32_t mixed = static_cast<uint32_t>(r + kSeed) * 0x85EBCA6Bu;
+    mixed = (mixed ^ (mixed >> 15)) * 0xC2B2AE35u;
+    const int64_t room = bags / runs - run + 1;
+    return r * bags / runs + (mixed >> 16) % room;
+  }
+};
+
+// Whether at least a share `worth` of the bags of a slot seems to repeat, by the hashes of a sample.
+// If a sample of n / k of n bags finds so many repeats, about k times their share of n bags repeats,
+// as chance has it.
+template <typename Id>
+bool seems_to_repeat(const Id* ids, const int32_t* lengths, const float* weights, int64_t bags,
+                     double worth) {
+  thread_local std::vector<uint64_t> kept_hashes, kept_seen;
+  std::vector<uint64_t>&hashes = kept_hashes, &seen = kept_seen;
+  const Sample sample(bags);
+  hashes.resize(std::max<size_t>(hashes.size(), sample.run));
+  int bits = 1;
+  while ((int64_t{1} << bits) < 2 * sample.size()) {
+    ++bits;
+  }
+  seen.assign(size_t{1} << bits, 0);
+  int64_t repeats = 0, at = 0, bag = 0;
+  for (int64_t r = 0; r < sample.runs; ++r) {
+    const int64_t first = sample.first(r);
+    at += sum_of(lengths + bag, first - bag);
+    bag = first;
+    hash_bags(ids + at, lengths + bag, weights ? weights + at : nullptr, sample.run, 0,
+              hashes.data());
+    for (int64_t b = 0; b < sample.run; ++b) {
+      if (lengths[bag + b] == 0) {
+        continue;
+      }
+      const uint64_t hash = hashes[b] | 1; // 0 is an empty place
+      size_t place = hash >> (64 - bits);
+      while (seen[place] != 0 && seen[place] != hash) {
+        place = (place + 1) & (seen.size() - 1);
+      }
+      repeats += seen[place] == hash;
+      seen[place] = hash;
+    }
+  }
+  const double tried = static_cast<double>(sample.size());
   return static_cast<double>(repeats) * bags >= worth * tried * tried;
 }
 
@@ -122,24 +191,15 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
     const int64_t bags = bags_S[s];
     const size_t before = numbered.start.size();
     int64_t filled = 0;
-    bool looking = looks[s];
-    const int64_t tried = std::min(tried_bags(bags), bags);
-    hashes.resize(std::max<size_t>(hashes.size(), bags));
-    const auto hash = [&](int64_t first, int64_t end) {
-      hash_bags(ids + at, lengths + first, weights ? weights + at : nullptr, end - first, table,
-                hashes.data() + first);
-    };
+    const float* slot_weights = weights ? weights + at : nullptr;
+    const bool looking =
+        looks[s] && (Sample(bags).is_all() ||
+                     seems_to_repeat(ids + at, lengths, slot_weights, bags, worth));
     if (looking) {
-      hash(0, tried);
+      hashes.resize(std::max<size_t>(hashes.size(), bags));
+      hash_bags(ids + at, lengths, slot_weights, bags, table, hashes.data());
     }
     for (int64_t b = 0; b < bags; ++b) {
-      if (looking && b == tried) {
-        const int64_t repeats = filled - static_cast<int64_t>(numbered.start.size() - before);
-        looking = worth_looking(repeats, tried, bags, worth);
-        if (looking) {
-          hash(tried, bags);
-        }
-      }
       const int32_t length = lengths[b];
       if (length == 0) {
         number[b] = -1;
@@ -152,7 +212,7 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
         at += length;
         continue;
       }
-      if (b + kAhead < (b < tried ? tried : bags)) {
+      if (b + kAhead < bags) {
         __builtin_prefetch(seen.slots.data() + seen.home(hashes[b + kAhead]), 1);
       }
       const float* own_weights = weights ? weights + at : nullptr;
@@ -208,43 +268,17 @@ void number_bags(const Id* ids, const int32_t* lengths, const float* weights,
   seen.last = used;
 }
 
-// Returns which slots had better look for equal bags, as `distinct_bags` decides it, from the first
-// bags of each, and by their hashes alone.
+// Returns which slots had better look for equal bags, as `distinct_bags` decides it for those with
+// more bags than a sample.
 template <typename Id>
 void find_repeating(const Id* ids, const int32_t* lengths, const float* weights,
                     at::IntArrayRef bags_S, double worth, bool* looks) {
-  thread_local std::vector<uint64_t> kept_hashes, kept_seen;
-  std::vector<uint64_t>&hashes = kept_hashes, &seen = kept_seen;
   for (size_t s = 0; s < bags_S.size(); ++s) {
-    const int64_t bags = bags_S[s], tried = std::min(tried_bags(bags), bags);
-    if (looks[s]) {
-      hashes.resize(std::max<size_t>(hashes.size(), tried));
-      hash_bags(ids, lengths, weights, tried, 0, hashes.data());
-      int bits = 1;
-      while ((int64_t{1} << bits) < 2 * tried) {
-        ++bits;
-      }
-      seen.assign(size_t{1} << bits, 0);
-      int64_t repeats = 0;
-      for (int64_t b = 0; b < tried; ++b) {
-        if (lengths[b] == 0) {
-          continue;
-        }
-        const uint64_t hash = hashes[b] | 1; // 0 is an empty place
-        size_t place = hash >> (64 - bits);
-        while (seen[place] != 0 && seen[place] != hash) {
-          place = (place + 1) & (seen.size() - 1);
-        }
-        repeats += seen[place] == hash;
-        seen[place] = hash;
-      }
-      looks[s] = worth_looking(repeats, tried, bags, worth);
-    }
-    for (int64_t b = 0; b < bags; ++b) {
-      ids += lengths[b];
-      weights = weights ? weights + lengths[b] : nullptr;
-    }
-    lengths += bags;
+    looks[s] = looks[s] && seems_to_repeat(ids, lengths, weights, bags_S[s], worth);
+    const int64_t in_slot = sum_of(lengths, bags_S[s]);
+    ids += in_slot;
+    weights = weights ? weights + in_slot : nullptr;
+    lengths += bags_S[s];
   }
 }
 
@@ -253,12 +287,9 @@ inline int64_t check_lengths(const Checks& check, const Tensor& lengths_B, at::I
   check.dense("lengths", lengths_B, {at::kInt});
   check.length("lengths", lengths_B.numel(), check.sum("bags", bags_S));
   const int32_t* lengths = lengths_B.const_data_ptr<int32_t>();
-  int64_t total = 0;
-  for (int64_t b = 0; b < lengths_B.numel(); ++b) {
-    check.that(lengths[b] >= 0, "lengths must be at least 0");
-    total += lengths[b];
-  }
-  return total;
+  check.that(largest_unsigned(lengths, lengths_B.numel()) <= std::numeric_limits<int32_t>::max(),
+             "lengths must be at least 0");
+  return sum_of(lengths, lengths_B.numel());
 }
 
 Tensor repeating_slots(const Tensor& ids_N, const Tensor& lengths_B,
@@ -287,7 +318,7 @@ Tensor repeating_slots(const Tensor& ids_N, const Tensor& lengths_B,
 
 // Numbers the bags of all slots: bags of one table with the same ids, in the same order and with
 // the same weights, have the same number, where a slot looks for them; empty bags have -1.  A slot
-// stops to look if less than a share `worth` of its bags seems to repeat.  Numbers
+// does not look if less than a share `worth` of its bags seems to repeat.  Numbers
 // go up in the order of first occurrence.  Returns the number of each bag; length, ids and weights of
 // the distinct ones; and for each slot how many are first seen there, how many ids these have, and
 // how many bags are not empty.

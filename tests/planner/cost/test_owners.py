@@ -10,7 +10,7 @@ from fusedrec_torchrec.access.bag_counts import CountedBags
 from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.row_classes import RowClasses, RowPlaces
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, RatesConfig
-from fusedrec_torchrec.planner.cost.fusing import who_pools
+from fusedrec_torchrec.planner.cost.fusing import fusing_pays, who_pools
 from fusedrec_torchrec.planner.cost.memory import (
     Placement,
     buffer_bytes,
@@ -160,3 +160,37 @@ def test_bags_of_one_id_are_counted_if_rows_were() -> None:
     one = TableLoad("t", 10, 64, 1.0, classes)
     assert not one.bags_are_counted and replace(one, places=places).bags_are_counted
     assert not replace(one, places=places, pooling=3.0).bags_are_counted
+
+
+@pytest.mark.parametrize("others", [1, 2, 3, 4])
+def test_owners_pool_all_if_that_is_no_more_rows_should_a_third_of_bags_be_distinct(
+    others: int,
+) -> None:
+    """As in MLPerf's data, where bags were not counted; then what is assumed counts thrice."""
+    long = table("long", 10**7, pooling=20.0)
+    few = [table(f"few {t}", 50, pooling=20.0) for t in range(others)]
+    fewest = 4096 + others * 50
+    likely = (1 + others) * 4096 / 3
+    found = who_pools([long, *few], 4096, rows_known=True)
+    assert found == [True] + [likely <= fewest] * others
+    # Where bags were counted, nothing is assumed.
+    counted = [repeated(load.name, 10**6, 20.0, load.rows) for load in (long, *few)]
+    assert who_pools(counted, 4096, rows_known=True) == [True] + [False] * others
+
+
+@pytest.mark.parametrize(
+    ("rows", "pooling", "pays"),
+    [
+        (10**9, 1.0, True),
+        (10**9, 1.05, False),
+        (10**9, 2.0, False),
+        (900, 2.0, True),
+        (50, 20.0, True),
+    ],
+)
+def test_to_fuse_pays_if_no_more_rows_than_bags_travel(
+    rows: int, pooling: float, pays: bool
+) -> None:
+    load = table("t", rows, pooling=pooling)
+    assert (load.unique(1024) <= 1024 + 1e-6) == pays  # what stock shardings send
+    assert fusing_pays(load, 1024) == pays

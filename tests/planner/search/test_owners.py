@@ -11,7 +11,7 @@ from fusedrec_torchrec.planner.cost.stages import Groups
 from fusedrec_torchrec.planner.cost.step import fused_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.search.decide import decide
-from fusedrec_torchrec.planner.search.owners import column_splits
+from fusedrec_torchrec.planner.search.owners import column_splits, neighbours
 from fusedrec_torchrec.planner.search.prices import LOADS, Prices
 from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchConfig
 from fusedrec_torchrec.sharding.sharding_type import (
@@ -158,3 +158,45 @@ def test_groups_that_share_gradients_have_fused_tables() -> None:
     stock = replace(search, systems=["column_wise"])
     with pytest.raises(ValueError, match="cannot be column_wise"):
         decide([load], 64, quick(6), stock)
+
+
+WIDE = table("t", 10**6, 256, pooling=20.0)
+
+
+def test_owners_that_are_tried_are_all_on_few_ranks() -> None:
+    for ranks in (1, 2, 3, 4):
+        for system in ("table_wise", FUSED_TABLE_WISE):
+            assert [*neighbours(system, WIDE, ranks)] == [(rank,) for rank in range(ranks)]
+    assert [*neighbours(FUSED_COLUMN_WISE, WIDE, 1)] == []
+    assert [*neighbours(FUSED_COLUMN_WISE, WIDE, 2)] == [(0, 1)]
+    assert [*neighbours(FUSED_COLUMN_WISE, WIDE, 3)] == [(0, 1), (1, 2)]
+    assert [*neighbours(FUSED_COLUMN_WISE, WIDE, 4)] == [(0, 1), (1, 2), (2, 3), (0, 1, 2, 3)]
+    assert [*neighbours(FUSED_COLUMN_WISE, replace(WIDE, dim=4), 4)] == []
+
+
+@pytest.mark.parametrize("ranks", [5, 6, 8, 12, 16])
+def test_owners_that_are_tried_reach_every_rank_once(ranks: int) -> None:
+    """Columns are split in each way that is possible, and no two of one size overlap."""
+    assert [*neighbours(FUSED_TABLE_WISE, WIDE, ranks)] == [(rank,) for rank in range(ranks)]
+    by_size: dict[int, list[int]] = {}
+    for own in neighbours(FUSED_COLUMN_WISE, WIDE, ranks):
+        assert own == tuple(range(own[0], own[0] + len(own)))
+        by_size.setdefault(len(own), []).extend(own)
+    assert tuple(by_size) == column_splits(WIDE.dim, ranks) != ()
+    for size, tried in by_size.items():
+        assert tried == [*range(ranks - ranks % size)]
+
+
+def test_owners_that_are_tried_on_many_ranks_are_the_first_ones() -> None:
+    """The others are found by their load; so the search does not grow with their square."""
+    for ranks in (64, 1000):
+        assert [*neighbours(FUSED_TABLE_WISE, WIDE, ranks)] == [(0,)]
+        assert [*neighbours(FUSED_COLUMN_WISE, WIDE, ranks)] == [
+            tuple(range(split)) for split in column_splits(WIDE.dim, ranks)
+        ]
+
+
+def test_shardings_without_owners_are_tried_once() -> None:
+    for system in (FUSED, "row_wise", "data_parallel"):
+        for ranks in (2, 64):
+            assert [*neighbours(system, WIDE, ranks)] == [()]
