@@ -43,6 +43,7 @@ OPTIMIZERS = {
     "adam": EmbOptimType.ADAM,
     "partial_rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
     "lamb": EmbOptimType.LAMB,
+    "partial_rowwise_lamb": EmbOptimType.PARTIAL_ROWWISE_LAMB,
 }
 DTYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fusedrec_torchrec.core import operators
+
 __all__ = ["Codec", "Entries", "as_bytes", "as_numbers"]
 
 
@@ -29,6 +31,11 @@ class Entries:
 
     def take(self, rows_RD: torch.Tensor) -> torch.Tensor:
         """Returns the values of these entries; zero for unused room."""
+        if self._by_kernel(rows_RD):
+            taken: torch.Tensor = torch.ops.fusedrec.take_entries(
+                rows_RD.contiguous(), self.positions_E
+            )
+            return taken
         flat = rows_RD.reshape(-1)
         if not flat.numel():
             return flat.new_zeros(self.positions_E.numel())
@@ -37,7 +44,15 @@ class Entries:
 
     def put(self, values_E: torch.Tensor, out_RD: torch.Tensor) -> None:
         """Writes values to the positions of these entries, and zeros everywhere else."""
-        self.add(values_E, out_RD.view(-1).zero_())
+        if self._by_kernel(out_RD):
+            torch.ops.fusedrec.put_entries(values_E.contiguous(), self.positions_E, out_RD)
+        else:
+            self.add(values_E, out_RD.view(-1).zero_())
+
+    def _by_kernel(self, rows_RD: torch.Tensor) -> bool:
+        if not rows_RD.is_cuda or rows_RD.dtype != torch.float32:
+            return False
+        return operators.available_on(rows_RD.device, "take_entries", "put_entries")
 
     def add(self, values_E: torch.Tensor, flat: torch.Tensor) -> None:
         """Adds values at the positions of these entries in the flattened rows."""
@@ -48,6 +63,14 @@ class Entries:
 
 class Codec(ABC):
     """Encodes and decodes the rows of one bucket, in one direction."""
+
+    @property
+    def as_kernel(self) -> tuple[str, float] | None:
+        """Format and scale by which a kernel does the same; None if there is none.
+
+        The scale is 0 if there is none, and less if it is found anew in each step.
+        """
+        return None
 
     @abstractmethod
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:

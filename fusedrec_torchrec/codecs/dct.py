@@ -18,12 +18,13 @@ import torch
 from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes, as_numbers
 from fusedrec_torchrec.codecs.numbers import NumberCodec, Room
 from fusedrec_torchrec.codecs.threshold import Threshold
-from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core import native, operators
+from fusedrec_torchrec.core.transfer import ToHost, to_device
 
-__all__ = ["MOST_COLUMNS", "DctCodec"]
+__all__ = ["MOST_COLUMNS", "DctCodec", "relative_to_largest"]
 
 MOST_COLUMNS = (1 << 15) - 1
+MOST_OF_KERNEL = 4096  # columns that a program on CUDA can have in hand
 LEAST_USE = 0.5  # share of the room; if less is used, tau is renewed
 
 
@@ -54,6 +55,16 @@ class DctCodec(Codec):
         self._mask_bytes = -(-dim // 8)
         self._indexed = self._index_dtype.itemsize * (1 + self.room.per_row) < self._mask_bytes
 
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a column on the wire; 0 if there is a bit for each entry."""
+        return self._index_dtype.itemsize if self._indexed else 0
+
+    def _by_kernel(self, rows_RD: torch.Tensor) -> bool:
+        if not rows_RD.is_cuda or rows_RD.dtype != torch.float32 or self._dim > MOST_OF_KERNEL:
+            return False
+        return operators.available_on(rows_RD.device, "encode_entries", "decode_entries")
+
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         rooms = [self.room(n) for n in counts]
         size = self._index_dtype.itemsize
@@ -71,12 +82,31 @@ class DctCodec(Codec):
         training: bool,
         entries: Entries | None = None,
     ) -> tuple[list[torch.Tensor], Entries | None]:
-        scores_RD = _relative(rows_RD) if self._relative else rows_RD
+        by_kernel = self._by_kernel(rows_RD)
+        # The kernel finds scores itself; who looks for a new threshold needs them, too.
+        scored = self._relative and (not by_kernel or self.threshold.is_due(training))
+        scores_RD = relative_to_largest(rows_RD) if scored else rows_RD
         tau = self.threshold(scores_RD, training)
+        if by_kernel:
+            return self._encode_by_kernel(rows_RD, tau, counts, training)
         streams, entries, used = self.encode_entries(rows_RD, scores_RD, tau, counts)
         if training and not LEAST_USE <= used <= 1:
             self.threshold.expire()
         return streams, entries
+
+    def _encode_by_kernel(
+        self, rows_RD: torch.Tensor, tau: torch.Tensor, counts: Sequence[int], training: bool
+    ) -> tuple[list[torch.Tensor], Entries | None]:
+        """Encodes on CUDA, without waiting: the host looks at how much was used a step later."""
+        rooms = [self.room(n) for n in counts]
+        positions_E, values_E, where, columns, totals_W = torch.ops.fusedrec.encode_entries(
+            rows_RD.contiguous(), tau, counts, rooms, self._relative, self.index_bytes
+        )
+        if training and rows_RD.numel():
+            self.threshold.expire_unless(ToHost(totals_W), lambda totals: _is_fine(totals, rooms))
+        streams, _ = self._values.encode(values_E[:, None], rooms, True)
+        streams += [where, columns] if self._indexed else [where]
+        return streams, Entries(positions_E)
 
     def encode_entries(
         self,
@@ -142,6 +172,22 @@ class DctCodec(Codec):
         out_RD: torch.Tensor,
         entries: Entries | None = None,
     ) -> Entries | None:
+        if self._by_kernel(out_RD):
+            rooms = [self.room(n) for n in counts]
+            values_E = self._decode_values(streams, rooms, out_RD.device)
+            where, columns = streams[-2:] if self._indexed else (streams[-1], streams[-1][:0])
+            if self._indexed:  # behind streams of single bytes
+                where, columns = (as_numbers(s, self._index_dtype) for s in (where, columns))
+            positions_E = torch.ops.fusedrec.decode_entries(
+                values_E,
+                where.view(torch.uint8),
+                columns.view(torch.uint8),
+                counts,
+                rooms,
+                self.index_bytes,
+                out_RD,
+            )
+            return Entries(positions_E)
         entries, values_E = self.decode_entries(streams, counts)
         entries.put(values_E, out_RD)
         return entries
@@ -159,9 +205,17 @@ class DctCodec(Codec):
             positions_E = _first_in_row(in_row_R, counts, rooms, self._dim) + column_E
         else:
             positions_E = _from_bits(streams[value_streams], self._dim, counts, rooms)
-        values_E1 = torch.empty(sum(rooms), 1, device=positions_E.device)
-        self._values.decode(streams[:value_streams], rooms, values_E1)
-        return Entries(positions_E), values_E1.view(-1)
+        return Entries(positions_E), self._decode_values(streams, rooms, positions_E.device)
+
+    def _decode_values(
+        self, streams: Sequence[torch.Tensor], rooms: Sequence[int], device: torch.device
+    ) -> torch.Tensor:
+        own = streams[: len(self._values.sizes(rooms))]
+        if self._values.as_kernel == ("fp32", 0.0):
+            return as_numbers(own[0], torch.float32)
+        values_E1 = torch.empty(sum(rooms), 1, device=device)
+        self._values.decode(own, rooms, values_E1)
+        return values_E1.view(-1)
 
     def _keep_largest(
         self,
@@ -184,7 +238,13 @@ class DctCodec(Codec):
                 )
 
 
-def _relative(rows_RD: torch.Tensor) -> torch.Tensor:
+def _is_fine(totals: Sequence[int], rooms: Sequence[int]) -> bool:
+    """Returns whether entries have used much of the room, and had enough."""
+    fits = all(total <= room for total, room in zip(totals, rooms, strict=True))
+    return fits and sum(totals) >= LEAST_USE * sum(rooms)
+
+
+def relative_to_largest(rows_RD: torch.Tensor) -> torch.Tensor:
     """Returns entries in units of the largest of their row."""
     if not rows_RD.numel():
         return rows_RD

@@ -26,6 +26,10 @@ class Int8Codec(Codec):
         self._dim = dim
         self._row_bytes = dim + SCALE_AND_BIAS
 
+    @property
+    def as_kernel(self) -> tuple[str, float] | None:
+        return "int8", -1.0
+
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         return [[n * self._row_bytes for n in counts], [SCALE.itemsize] * len(counts)]
 

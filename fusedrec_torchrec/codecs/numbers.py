@@ -62,6 +62,11 @@ class NumberCodec(Codec):
         auto = kind == "fp16" and loss_scale is None
         return NumberCodec(dim, DTYPES[kind], loss_scale, auto)
 
+    @property
+    def as_kernel(self) -> tuple[str, float] | None:
+        name = next(name for name, dtype in DTYPES.items() if dtype == self._dtype)
+        return name, -1.0 if self._auto_scale else self._scale or 0.0
+
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         numbers = [n * self._dim * self._dtype.itemsize for n in counts]
         return [numbers, [SCALE.itemsize] * len(counts)] if self._auto_scale else [numbers]
@@ -133,6 +138,9 @@ class EntryCodec(Codec):
         entries: Entries | None = None,
     ) -> Entries | None:
         assert entries is not None
+        if self._numbers.as_kernel == ("fp32", 0.0) and out_RD.dtype == torch.float32:
+            entries.put(as_numbers(streams[0], torch.float32), out_RD)
+            return entries
         values_E1 = out_RD.new_empty(entries.positions_E.numel(), 1)
         self._numbers.decode(streams, [self._room(n) for n in counts], values_E1)
         entries.put(values_E1.view(-1), out_RD)

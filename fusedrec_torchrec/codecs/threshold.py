@@ -6,9 +6,11 @@ than it saves; tau hardly changes from step to step, so it is found anew every s
 from a sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from fusedrec_torchrec.core.transfer import ToHost
 
 __all__ = ["Threshold", "quantile"]
 
@@ -44,6 +46,7 @@ class Threshold:
         self.every = every
         self._tau: torch.Tensor | None = None
         self._age = 0  # steps since it was renewed
+        self._doubt: tuple[ToHost, Callable[[list[int]], bool]] | None = None
 
     def __call__(self, values: torch.Tensor, training: bool = True) -> torch.Tensor:
         """Returns tau for these values, on their device, and renews it if that is due.
@@ -52,9 +55,10 @@ class Threshold:
             values: to which it is applied.
             training: whether this is a step of training; others see tau, but do not make it older.
         """
+        self._settle()
         if not values.numel():
             return values.new_zeros(()) if self._tau is None else self._tau
-        if self._tau is None or (training and self._age >= self.every):
+        if self._tau is None or self.is_due(training):
             tau = quantile(values.detach(), self.density).float()
             if not training:
                 return tau
@@ -67,6 +71,22 @@ class Threshold:
         """Makes the next step renew it."""
         self._age = self.every
 
+    def expire_unless(self, counts: ToHost, is_fine: Callable[[list[int]], bool]) -> None:
+        """Makes the next step renew it if counts, which are on their way, are not fine."""
+        self._doubt = counts, is_fine
+
+    def _settle(self) -> None:
+        """Looks at the counts that have been on their way."""
+        if self._doubt is not None:
+            (counts, is_fine), self._doubt = self._doubt, None
+            if not is_fine(counts.numbers()):
+                self.expire()
+
+    def is_due(self, training: bool) -> bool:
+        """Tells whether the next call will look for a new one."""
+        self._settle()
+        return self._tau is None or (training and self._age >= self.every)
+
     @property
     def tau(self) -> torch.Tensor | None:
         """The current threshold, 0-dim; None before the first step."""
@@ -74,14 +94,17 @@ class Threshold:
 
     def snapshot(self) -> tuple[torch.Tensor | None, int]:
         """Returns what ``restore`` takes back; it stays on its device."""
+        self._settle()
         return self._tau, self._age
 
     def restore(self, snapshot: tuple[torch.Tensor | None, int]) -> None:
         """Goes back to a ``snapshot``."""
+        self._doubt = None
         self._tau, self._age = snapshot
 
     def state(self) -> torch.Tensor:
         """Returns tau, or NaN if there is none yet, and the steps since it was renewed."""
+        self._settle()
         tau = torch.tensor(torch.nan) if self._tau is None else self._tau.cpu()
         return torch.stack([tau.double(), torch.tensor(float(self._age)).double()])
 
@@ -90,6 +113,7 @@ class Threshold:
 
         Of the states of several ranks it takes the mean tau and the greatest age; of none, no tau.
         """
+        self._doubt = None
         if not states:
             self._tau, self._age = None, 0
             return

@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 
-from fusedrec_torchrec.codecs.codec import Codec, Entries
+from fusedrec_torchrec.codecs.codec import Codec, Entries, as_bytes
 from fusedrec_torchrec.codecs.dct import MOST_COLUMNS, DctCodec
 from fusedrec_torchrec.codecs.int8 import Int8Codec
 from fusedrec_torchrec.codecs.numbers import EntryCodec, NumberCodec
 from fusedrec_torchrec.codecs.options import DENSITY, EVERY, CodecOptions, Codecs
 from fusedrec_torchrec.codecs.registry import RegistryCodec
 from fusedrec_torchrec.codecs.traffic import Traffic
+from fusedrec_torchrec.core import gpu, operators
 from fusedrec_torchrec.core.buffer_order import bucket_major, rank_major
 
 __all__ = ["Wire", "build", "build_backward", "bytes_of_row"]
 
 logger = logging.getLogger(__name__)
+
+MOST_OF_KERNEL = 4096  # columns that a program can have in hand
 
 Counts = list[list[int]]  # [rank][bucket] rows
 
@@ -87,6 +90,20 @@ class Wire:
         self.codecs = list(codecs)
         self._dims = list(dims)
         self.traffic = Traffic()
+        kinds = [codec.as_kernel for codec in self.codecs]
+        known = [kind for kind in kinds if kind is not None and kind[0] in gpu.FORMATS]
+        self._formats = [gpu.FORMATS.index(name) for name, _ in known]
+        self._scales = [scale for _, scale in known]
+        self._is_plain = all(kind == ("fp32", 0.0) for kind in kinds)
+        self._has_kernel = len(known) == len(kinds) and all(
+            dim % 4 == 0 and dim <= MOST_OF_KERNEL for dim in dims
+        )
+
+    def _by_kernel(self, rows: torch.Tensor) -> bool:
+        """Returns whether one kernel is there for the rows of all buckets."""
+        if not self._has_kernel or not rows.is_cuda or rows.dtype != torch.float32:
+            return False
+        return operators.available_on(rows.device, "encode_rows", "decode_rows")
 
     def _stream_sizes(self, counts: Counts) -> list[list[int]]:
         """Returns the bytes of every stream of every bucket, as [rank][stream]."""
@@ -119,6 +136,16 @@ class Wire:
             training: whether there will be a backward pass.
             entries: for gradients, the entries of each bucket that had travelled.
         """
+        if self._is_plain and flat.dtype == torch.float32:
+            self.traffic.add(flat.nbytes, flat.nbytes)
+            return as_bytes(flat), [None] * len(self.codecs)
+        if self._by_kernel(flat):
+            sizes = [n for row in counts for n in row]
+            wire = torch.ops.fusedrec.encode_rows(
+                flat.contiguous(), sizes, self._dims, self._formats, self._scales
+            )
+            self.traffic.add(flat.nbytes, wire.nbytes)
+            return wire, [None] * len(self.codecs)
         streams: list[torch.Tensor] = []
         travelling: list[Entries | None] = []
         for k, rows in enumerate(bucket_major(flat, self._elements(counts))):
@@ -142,6 +169,15 @@ class Wire:
         entries: Sequence[Entries | None] | None = None,
     ) -> list[Entries | None]:
         """Decodes rows in the order (rank, bucket) into ``out``; returns the entries that came."""
+        if self._is_plain and out.dtype == torch.float32:
+            out.copy_(wire.view(torch.float32))
+            return [None] * len(self.codecs)
+        if self._by_kernel(out):
+            sizes = [n for row in counts for n in row]
+            torch.ops.fusedrec.decode_rows(
+                wire, sizes, self._dims, self._formats, self._scales, out
+            )
+            return [None] * len(self.codecs)
         streams = iter(bucket_major(wire, self._stream_sizes(counts)))
         elements, single = self._elements(counts), len(self.codecs) == 1
         rows: list[torch.Tensor] = []

@@ -297,9 +297,16 @@ class BucketKernel(BatchedFusedEmbeddingBag):
                 self._offsets = torch.arange(
                     2 * ids + 1, dtype=torch.int32, device=self._offsets.device
                 )
+            if self._offsets.is_cuda:
+                self._offsets_written = torch.cuda.current_stream(
+                    self._offsets.device
+                ).record_event()
         if self._offsets.is_cuda:
-            # Another stream may grow them while kernels of this one still read the old ones.
-            self._offsets.record_stream(torch.cuda.current_stream(self._offsets.device))
+            # Another stream may have written them just now, or may grow them while kernels of this
+            # one still read the old ones.
+            stream = torch.cuda.current_stream(self._offsets.device)
+            stream.wait_event(self._offsets_written)
+            self._offsets.record_stream(stream)
         return self._offsets[: ids + 1]
 
     def forward(

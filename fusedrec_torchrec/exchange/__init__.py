@@ -17,7 +17,9 @@
 ``row_numbers``         both, and which row is whose: on CPU one C++ operator
 ``routing``             unique keys -> owner rank, bucket and local row
 ``bag_routing``         distinct bags -> the owners of their tables
+``device_bags``         distinct bags and their routes by kernels, all counts on the device
 ``bags``                which rows form which output row
+``slot_bags``           the same for all slots at once, on CUDA
 ``requested_rows``      all of the above for tables whose rows travel
 ``requested_bags``      all of the above for tables whose owners pool
 ``variable_batch``      sequences of a variable batch per feature

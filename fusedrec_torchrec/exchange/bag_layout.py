@@ -31,6 +31,7 @@ class BagLayout:
         shards: how many ranks have columns of each slot's table.
         ends_S: where the shards of each slot end in ``shards_3X``.
         shards_3X: bucket, owner and first row in the owner's bucket of each shard.
+        parts: bucket * ranks + owner of each shard, on the host.
     """
 
     def __init__(self, tables: BucketedTables, device: torch.device) -> None:
@@ -53,6 +54,7 @@ class BagLayout:
             for _, bucket, table in slots
             for owner, row in zip(table.owners, table.first_rows, strict=True)
         ]
+        self.parts = [bucket * self.world_size + owner for bucket, owner, _ in places]
         self.shards_3X = torch.tensor(places, dtype=torch.int64, device=device).view(-1, 3).t()
         self.shards_3X = self.shards_3X.contiguous()
 

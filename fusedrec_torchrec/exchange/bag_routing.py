@@ -55,10 +55,15 @@ class BagRoute:
             layout.world_size,
         )
 
-    def words_KW(self) -> torch.Tensor:
-        """Returns how many words there are for each rank of each bucket."""
-        per_id = 1 if self._distinct.weights_M is None else 2
-        return self.units_KW + per_id * self.ids_KW
+    @cached_property
+    def counts_HW(self) -> torch.Tensor:
+        """The units, and below them the ids in them."""
+        return torch.cat([self.units_KW, self.ids_KW])
+
+    @property
+    def words_per_id(self) -> int:
+        """How many words an id takes."""
+        return 1 if self._distinct.weights_M is None else 2
 
     def cells(self, bucket: int, strides: Sequence[int], side_by_side: bool) -> torch.Tensor:
         """Returns the unit of each cell, numbered in its bucket.
@@ -85,9 +90,23 @@ class BagRoute:
         units: list[int] = self.units_KW.sum(1).tolist()
         return units
 
-    def write(self, words: torch.Tensor, starts_W: Sequence[int]) -> None:
-        """Writes the words for each rank, from its start on."""
+    def write(
+        self,
+        words: torch.Tensor,
+        starts_W: Sequence[int],
+        row_counts_KO: torch.Tensor | None = None,
+    ) -> None:
+        """Writes the words for each rank, from its start on, behind those of rows.
+
+        Args:
+            words: int32.
+            starts_W: for each rank.
+            row_counts_KO: rows asked of each owner in each bucket whose rows travel.
+        """
         distinct = self._distinct
+        if row_counts_KO is not None:
+            rows_O = row_counts_KO.sum(0).tolist()
+            starts_W = [start + rows for start, rows in zip(starts_W, rows_O, strict=False)]
         pack = torch.ops.fusedrec.pack_bags if self._native else _pack_bags
         pack(
             self._rows_M,

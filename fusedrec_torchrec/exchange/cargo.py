@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 
 from fusedrec_torchrec.exchange.bag_routing import BagRoute
+from fusedrec_torchrec.exchange.device_bags import DeviceBagRoute
 from fusedrec_torchrec.exchange.routing import Route
 
 __all__ = ["Cargo"]
@@ -25,25 +26,33 @@ class Cargo:
         bags: where distinct bags go; None if no table's owner pools.
 
     Attributes:
-        counts_KO: units asked of each owner in each bucket.
+        counts_HO: units asked of each owner in each bucket, and below them the ids in each bucket
+            with bags.
+        counts_KO: the units.
+        bag_buckets: how many buckets have bags.
         replica_counts_K: replicated rows of each bucket whose rows travel; of no bucket if no rows
             are replicated.
     """
 
-    def __init__(self, ranks: int, rows: Route | None, bags: BagRoute | None) -> None:
+    def __init__(
+        self, ranks: int, rows: Route | None, bags: BagRoute | DeviceBagRoute | None
+    ) -> None:
         assert rows is not None or bags is not None
         self._ranks = ranks
         self.rows = rows
         self.bags = bags
         if bags is None:
             assert rows is not None
-            self.counts_KO = rows.counts_KO
+            self.counts_HO = rows.counts_KO
         elif rows is None:
-            self.counts_KO = bags.units_KW
+            self.counts_HO = bags.counts_HW
         else:
-            replicas = rows.counts_KO.size(1) - ranks
-            units_KO = torch.nn.functional.pad(bags.units_KW, (0, replicas))
-            self.counts_KO = torch.cat([rows.counts_KO, units_KO])
+            counts_HO, replicas = bags.counts_HW, rows.counts_KO.size(1) - ranks
+            if replicas:
+                counts_HO = torch.nn.functional.pad(counts_HO, (0, replicas))
+            self.counts_HO = torch.cat([rows.counts_KO, counts_HO])
+        self.bag_buckets = 0 if bags is None else bags.counts_HW.size(0) // 2
+        self.counts_KO = self.counts_HO[: self.counts_HO.size(0) - self.bag_buckets]
         self.replica_counts_K = (
             self.counts_KO.new_empty(0) if rows is None else rows.counts_KO[:, ranks:].flatten()
         )
@@ -56,27 +65,26 @@ class Cargo:
     @cached_property
     def counts_WH(self) -> torch.Tensor:
         """The counts in the headers for each rank: units by bucket, ids by bucket with bags."""
-        counts_KW = self.counts_KW
-        if self.bags is not None:
-            counts_KW = torch.cat([counts_KW, self.bags.ids_KW])
-        return counts_KW.t()
+        return self.counts_HO[:, : self._ranks].t()
+
+    @property
+    def words_per_id(self) -> int:
+        """How many words an id of a bag takes."""
+        return 1 if self.bags is None else self.bags.words_per_id
 
     @cached_property
     def words_W(self) -> torch.Tensor:
         """How many words there are for each rank."""
-        words_W = self._row_words_W
-        return words_W if self.bags is None else words_W + self.bags.words_KW().sum(0)
-
-    @property
-    def _row_words_W(self) -> torch.Tensor:
-        if self.rows is None:
-            return self.counts_KO.new_zeros(self._ranks)
-        return self.rows.counts_KW.sum(0)
+        words_W = self.counts_KW.sum(0)
+        if self.bags is None:
+            return words_W
+        ids_W = self.counts_HO[self.counts_KO.size(0) :, : self._ranks].sum(0)
+        return words_W + self.words_per_id * ids_W
 
     def write(self, words: torch.Tensor, starts_W: Sequence[int]) -> None:
         """Writes the words for each rank, from its start on; there is a spare one at the end."""
         if self.rows is not None:
             self.rows.write(words, starts_W)
         if self.bags is not None:
-            behind = self._row_words_W.tolist()
-            self.bags.write(words, [a + b for a, b in zip(starts_W, behind, strict=True)])
+            rows_KO = None if self.rows is None else self.rows.counts_KO
+            self.bags.write(words, starts_W, rows_KO)

@@ -53,7 +53,9 @@ def check_tensor_dict(features: TensorDict, names: Sequence[str]) -> None:
             )
 
 
-def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.device) -> None:
+def check_batch(
+    features: KeyedJaggedTensor, weighted: bool, device: torch.device, counted: bool
+) -> None:
     """Checks that ids, lengths, weights and inverse indices fit each other."""
     values, keys = features.values(), features.keys()
     if not isinstance(values, torch.Tensor):
@@ -65,7 +67,7 @@ def check_batch(features: KeyedJaggedTensor, weighted: bool, device: torch.devic
     _check_device("ids", values, device)
     if values.dim() != 1:
         raise ValueError(f"ids have {values.dim()} dimensions, must have 1")
-    _check_lengths(features, device)
+    _check_lengths(features, device, counted)
     if features.variable_stride_per_key():
         _check_inverse_indices(features, device)
     if weighted:
@@ -78,7 +80,7 @@ def _check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None
         raise ValueError(f"{what} are on {tensor.device}, must be on {device}")
 
 
-def _check_lengths(features: KeyedJaggedTensor, device: torch.device) -> None:
+def _check_lengths(features: KeyedJaggedTensor, device: torch.device, counted: bool) -> None:
     keys, offsets = features.keys(), features.offsets_or_none()
     if offsets is None and features.lengths_or_none() is None:
         raise ValueError(
@@ -100,14 +102,16 @@ def _check_lengths(features: KeyedJaggedTensor, device: torch.device) -> None:
     # A batch can carry its own idea of how many ids each feature has.
     claimed = features.length_per_key_or_none()
     # TorchRec's own split of the batch needs these numbers on the host, too.
-    per_key = features.length_per_key() if lengths.numel() else []
+    per_key = features.length_per_key() if counted and lengths.numel() else []
     if lengths.device.type == "cpu" and lengths.numel():  # on CUDA, ``device_reports`` tells
         _check_length_values(keys, lengths, strides, claimed)
-    if sum(per_key) != features.values().numel():
-        raise ValueError(
-            f"lengths add up to {sum(per_key)}, must be {features.values().numel()}, the number "
-            "of ids"
-        )
+    if counted or not lengths.numel():
+        _check_sum(sum(per_key), features.values().numel())
+
+
+def _check_sum(lengths: int, ids: int) -> None:
+    if lengths != ids:
+        raise ValueError(f"lengths add up to {lengths}, must be {ids}, the number of ids")
 
 
 def _check_length_values(
@@ -180,23 +184,34 @@ def _check_inverse_values(
 def device_reports(features: KeyedJaggedTensor) -> list[Report]:
     """Returns what may be wrong with the numbers of a batch on a GPU, which the host does not see.
 
-    The batch has passed ``check_batch``.
+    The batch has passed ``check_batch``.  Where ids of a feature are counted on the host, that is
+    compared; else all ids.
     """
     lengths, inverse = features.lengths(), features.inverse_indices_or_none()
     if lengths.device.type == "cpu" or not lengths.numel():
         return []
-    keys, strides = features.keys(), features.stride_per_key()
-    counts = features.length_per_key()
+    keys, strides, ids = features.keys(), features.stride_per_key(), features.values().numel()
     if operators.available_on(lengths.device, "bad_lengths"):
-        bad = torch.ops.fusedrec.bad_lengths(lengths.contiguous(), strides, counts)
+        counts = features.length_per_key_or_none() or []
+        bad = torch.ops.fusedrec.bad_lengths(
+            lengths.contiguous(), features.offsets().contiguous(), ids, strides, counts
+        )
     else:
+        counts = features.length_per_key()
         sums = torch.segment_reduce(
             lengths.double(), "sum", lengths=to_device(strides, lengths.device), unsafe=True
         )
         bad = (lengths < 0).any() | (sums != to_device(counts, lengths.device)).any()
 
+    def check_again() -> None:
+        on_host = lengths.cpu()
+        _check_length_values(keys, on_host, strides, counts or None)
+        _check_sum(int(on_host.sum()), ids)
+        if not features.offsets().cpu().diff().equal(on_host):
+            raise ValueError("offsets do not fit the lengths, must be the sums of those before")
+
     def lengths_are() -> str:
-        return _message(_check_length_values, keys, lengths.cpu(), strides, counts)
+        return _message(check_again)
 
     reports: list[Report] = [(bad, lengths_are)]
     if inverse is not None and inverse[1].numel():

@@ -13,6 +13,7 @@ from torchrec.streamable import Multistreamable
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.replication import BatchReplicas
+from fusedrec_torchrec.exchange.slot_bags import SlotBags
 
 __all__ = ["FusedShardingContext", "ReceivedRows"]
 
@@ -23,6 +24,8 @@ class FusedShardingContext(SequenceShardingContext):
 
     Attributes:
         bags: which received rows form which output row, per bucket.
+        slot_bags: the same, for the first buckets, if that is for the device to know; ``bags`` are
+            those of the buckets behind them.
         weights_N: weights of the ids that this rank pools, in the order of the batch, or None.
         ids_per_bucket: how many of these ids belong to each bucket.
         counts_out: [owner][bucket] units this rank asked for: distinct rows, or distinct bags;
@@ -34,6 +37,7 @@ class FusedShardingContext(SequenceShardingContext):
     """
 
     bags: list[Bags] = field(default_factory=list)
+    slot_bags: SlotBags | None = None
     weights_N: torch.Tensor | None = None
     ids_per_bucket: list[int] = field(default_factory=list)
     counts_out: list[list[int]] = field(default_factory=list)
@@ -60,6 +64,8 @@ class FusedShardingContext(SequenceShardingContext):
         super().record_stream(stream)
         for bags in self.bags:
             bags.record_stream(stream)
+        if self.slot_bags is not None:
+            self.slot_bags.record_stream(stream)
         if self.weights_N is not None:
             self.weights_N.record_stream(stream)
         if self.replicas is not None:
@@ -81,6 +87,12 @@ class ReceivedRows(Multistreamable):
 
     segments: list[torch.Tensor]
     context: FusedShardingContext
+    _ready: torch.cuda.Event | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.segments and self.segments[0].is_cuda:
+            self._ready = torch.cuda.Event()
+            self._ready.record(torch.cuda.current_stream(self.segments[0].device))
 
     def asked(self) -> list[Asked]:
         """Returns what is asked of each bucket."""
@@ -98,6 +110,12 @@ class ReceivedRows(Multistreamable):
         return asked
 
     def record_stream(self, stream: torch.Stream) -> None:
+        """Has the stream wait for the rows, too.
+
+        TorchRec's SemiSync pipeline does not, since KeyedJaggedTensors have the host wait.
+        """
+        if self._ready is not None:
+            stream.wait_event(self._ready)
         for segment in self.segments:
             segment.record_stream(stream)
         self.context.record_stream(stream)

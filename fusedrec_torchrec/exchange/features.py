@@ -2,7 +2,9 @@
 
 The canonical order is that of the module's slots, so that everything behind it can work on
 contiguous ranges.  A feature of two tables stands in it twice.  The order of a batch's own keys
-does not matter and may change from batch to batch.
+does not matter and may change from batch to batch.  Where kernels for CUDA do not need to have ids
+counted on the host, and the batch has every slot once, it is left in its own order: to move ids
+would take such counts.
 
 Stock tables of the same module send the batch's tensors as they are, so ranks must agree on which
 there are and of what type, also when one rank's batch is bad or empty: beside stock tables, ids
@@ -18,6 +20,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
 from fusedrec_torchrec.exchange.checks import check_batch, check_names, check_tensor_dict
+from fusedrec_torchrec.exchange.slot_bags import are_counted_on_device
 
 __all__ = ["CanonicalFeatures"]
 
@@ -33,6 +36,8 @@ class CanonicalFeatures:
         needs_weights: whether the batch must bring them, and nothing else provides them.
         beside_stock: whether the module has stock tables, too.
         device: where batches must be.
+        counted: whether the host must know how many ids each feature has, whatever the batch; else
+            only if the kernels for CUDA need it.
     """
 
     def __init__(
@@ -44,8 +49,10 @@ class CanonicalFeatures:
         needs_weights: bool,
         beside_stock: bool,
         device: torch.device,
+        counted: bool,
     ) -> None:
         self.names = list(names)
+        self._counted = counted
         self._known = known
         self._refuse_extra = refuse_extra
         self._needs_weights = needs_weights
@@ -82,11 +89,14 @@ class CanonicalFeatures:
                 if indices == list(range(len(keys)))
                 else (indices, torch.tensor(indices, dtype=torch.int32, device=self._device))
             )
-        check_batch(features, self._needs_weights, self._device)
+        counted = self._counted or not are_counted_on_device(features)
+        check_batch(features, self._needs_weights, self._device, counted)
         inverse_indices = features.inverse_indices_or_none()
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
         order = self._orders[keys]
+        if not counted and order is not None and sorted(order[0]) == list(range(len(keys))):
+            order = None  # kernels find a slot by its name
         canonical = features if order is None else _permuted(features, *order)
         if variable:
             assert inverse_indices is not None

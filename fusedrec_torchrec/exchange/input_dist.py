@@ -123,6 +123,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
             variable_batch_per_feature=features.variable_stride_per_key(),
             features_before_input_dist=features,
+            slot_bags=None if rows is None else rows.slot_bags,
             weights_N=None if rows is None else rows.weights_N,
             ids_per_bucket=[] if rows is None else rows.ids_per_bucket,
             bag_weights=self._weighted,

@@ -24,6 +24,11 @@ class KeySpace:
         rows = [table.rows for table in layout.tables for _ in table.features]
         self._ids = SlotIds(layout.slot_names, rows, options, layout.device)
 
+    @property
+    def salts_S2(self) -> torch.Tensor | None:
+        """For each slot whether its ids are raw values, and their salt; None if none are."""
+        return self._ids.salts_S2
+
     def hashed(self, ids_N: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Returns the ids, those of tables with raw ids hashed to rows."""
         return self._ids.hashed(ids_N, counts)

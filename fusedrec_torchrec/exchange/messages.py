@@ -20,6 +20,7 @@ from fusedrec_torchrec.core.buffer_order import bucket_major
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.core.transfer import to_device, to_host
+from fusedrec_torchrec.exchange.bag_routing import BagRoute
 from fusedrec_torchrec.exchange.cargo import Cargo
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
@@ -38,17 +39,17 @@ class HeaderAwaitable(InputAwaitable):
         super().__init__(batch)
         self._exchange = exchange = batch.exchange
         self._cargo = batch.cargo
-        self._counts = self._cargo.counts_WH.size(1)
+        self._counts = self._cargo.counts_HO.size(0)
         self._header = COUNTS + self._counts
         if batch.context.replicas is not None:
             self._header += 1 + self._cargo.replica_counts_K.numel()
         self._capacity = exchange.capacity.current
         self._known_overflow = False
-        # All numbers stay on the device; bags that do not fit cannot be written, so they do not.
+        # All numbers stay on the device.
         device = self._cargo.counts_KO.device
         self._by_kernels = (
             device.type == "cuda"
-            and self._cargo.bags is None
+            and not isinstance(self._cargo.bags, BagRoute)
             and operators.available_on(device, "write_headers", "collect_headers")
         )
         self._everyone = None
@@ -70,11 +71,13 @@ class HeaderAwaitable(InputAwaitable):
         if headers is None:
             torch.ops.fusedrec.write_headers(
                 self._batch.statuses,
-                self._cargo.counts_KO,
+                self._cargo.counts_HO,
                 messages,
                 self._capacity,
                 *self._exchange.capacity.rule,
                 self._batch.stale,
+                self._cargo.bag_buckets,
+                self._cargo.words_per_id,
             )
         else:
             messages[:, : self._header] = headers
@@ -139,8 +142,10 @@ class HeaderAwaitable(InputAwaitable):
             collected = torch.ops.fusedrec.collect_headers(
                 self._received,
                 self._header,
-                self._cargo.counts_KO,
+                self._cargo.counts_HO,
                 nobody if statuses is None else statuses,
+                self._cargo.bag_buckets,
+                self._cargo.words_per_id,
             )
             return to_host(collected)
         headers = self._received[:, : self._header]

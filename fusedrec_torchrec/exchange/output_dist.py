@@ -19,6 +19,7 @@ from fusedrec_torchrec.codecs.wire import Wire
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
+from fusedrec_torchrec.core.transfer import used_on_this_stream
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.replication import BatchReplicas
@@ -151,6 +152,8 @@ class _RowExchange:
         if self._work is not None:
             wait(self._work, self._pg, what)
         result, arrived = self._result, self._arriving
+        # A pipeline may have sent on another stream, whose memory these are.
+        used_on_this_stream(result, arrived, self._in_flight)
         self._work = self._result = self._in_flight = self._arriving = None
         if arrived is not None:
             assert self._wires is not None
@@ -249,7 +252,7 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
     def _receive_and_pool(self) -> torch.Tensor:
         context = self._context
         flat = _Wait.apply(self._launched, self._exchange)
-        weights: list[torch.Tensor | None] = [None] * len(self._dims)
+        weights: list[torch.Tensor | None] = [None] * len(context.bags)
         if context.weights_N is not None:  # those of bags that owners pool have gone there
             own = context.weights_N.split(context.ids_per_bucket)
             weights[: len(own)] = own
@@ -261,5 +264,6 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
             context.bags,
             self._buffers,
             self._exchange.take_scale,
+            context.slot_bags,
         )
         return output.flatten() if context.variable_batch_per_feature else output

@@ -5,7 +5,8 @@ per unique row on the requester before they travel.  Bags that owners have poole
 for each; distinct bags that this rank pools are pooled once and copied.
 
 Both are operators of our own, in C++ and of Triton kernels, from the buffer that came over the wire
-straight into the output's columns and back, for all buckets.  Without them each bucket's rows are
+straight into the output's columns and back, for all buckets; on CUDA those of all slots of a batch
+are one launch (``slot_bags``).  Without them each bucket's rows are
 brought together, and both directions run on ``embedding_bag``: over rows forward, and over
 output gradients, with ids grouped by row, backward.
 """
@@ -24,8 +25,11 @@ from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.dedup import Occurrences
 from fusedrec_torchrec.exchange.gradients import first_order
+from fusedrec_torchrec.exchange.slot_bags import SlotBags
 
 __all__ = ["pool"]
+
+WEIGHTS = 6  # place of the weights among the arguments of ``_FlatPool``
 
 
 def pool(
@@ -36,6 +40,7 @@ def pool(
     bags: Sequence[Bags],
     buffers: Buffers,
     take_scale: Callable[[], float] = lambda: 1.0,
+    slot_bags: SlotBags | None = None,
 ) -> torch.Tensor:
     """Pools the rows of all buckets.
 
@@ -43,11 +48,13 @@ def pool(
         flat: the unique rows received, in the order (owner, bucket).
         counts: [owner][bucket] how many they are.
         dims: columns of each bucket's rows.
-        weights: for each bucket a weight per id in the order of the batch, or None.
-        bags: for each bucket which rows form which output row.
+        weights: for each of ``bags`` a weight per id in the order of the batch, or None.
+        bags: for each bucket, or those behind the ones of ``slot_bags``, which rows form which
+            output row.
         buffers: where results get their memory.
         take_scale: called in backward if rows' gradients can be scaled on the way; gives a power
             of two, and leaves it to us.
+        slot_bags: which rows of the first buckets form which output row, if they have no ``bags``.
 
     Returns:
         [batch, columns of all slots] if bags lie side by side.  Else the bags of all buckets one
@@ -59,9 +66,13 @@ def pool(
     ]
     outputs_of = [of_bucket.output for of_bucket in bags]
     side_by_side = all(of_bucket.width for of_bucket in outputs_of)
-    if flat.dtype == torch.float32 and operators.available_on(flat.device, "bag_sums", "row_sums"):
+    has_type = flat.is_cuda or flat.dtype == torch.float32
+    has_operators = has_type and operators.available_on(flat.device, "bag_sums", "row_sums")
+    if has_operators or slot_bags is not None:
         rows = _FlatRows(counts, dims, flat.device)
-        out: torch.Tensor = _FlatPool.apply(flat, rows, bags, buffers, take_scale, *weights)
+        out: torch.Tensor = _FlatPool.apply(
+            flat, rows, slot_bags, bags, buffers, take_scale, *weights
+        )
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
         outputs = [
@@ -96,20 +107,29 @@ def _pool(
 
 
 class _FlatRows:
-    """Where the rows of each bucket lie in the flat buffer."""
+    """Where the rows of each bucket lie in the flat buffer.
+
+    Attributes:
+        dims: columns of each bucket's rows.
+        rows: how many each bucket has.
+        elements: of all of them.
+        addresses: where the rows of each bucket begin; None if they lie one after another.
+        of_all: the same for the rows of all buckets, on CUDA.
+    """
 
     def __init__(self, counts: list[list[int]], dims: Sequence[int], device: torch.device) -> None:
         self.dims = list(dims)
         self.rows = [sum(row[k] for row in counts) for k in range(len(dims))]
         self.elements = sum(n * dim for n, dim in zip(self.rows, dims, strict=True))
+        self.of_all: torch.Tensor | None = None
         self.addresses: list[torch.Tensor | None] = [None] * len(dims)
         if len(dims) == 1:
             return  # one after another
         if device.type == "cuda":
             flat = [count for row in counts for count in row]
             like = torch.empty(0, device=device)
-            addresses = torch.ops.fusedrec.row_addresses(like, flat, self.dims)
-            self.addresses = list(addresses.split(self.rows))
+            self.of_all = torch.ops.fusedrec.row_addresses(like, flat, self.dims)
+            self.addresses = list(self.of_all.split(self.rows))
             return
         sizes = [n * dim for row in counts for n, dim in zip(row, dims, strict=True)]
         starts = torch.tensor([0, *accumulate(sizes)][:-1]).view(len(counts), len(dims))
@@ -130,30 +150,40 @@ class _FlatPool(Function):
         ctx: Any,
         flat: torch.Tensor,
         rows: _FlatRows,
+        slot_bags: SlotBags | None,
         bags: Sequence[Bags],
         buffers: Buffers,
         take_scale: Callable[[], float],
         *weights: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.rows, ctx.bags, ctx.buffers, ctx.take_scale = rows, bags, buffers, take_scale
-        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[5:]) else None)
+        ctx.slot_bags, ctx.dtype = slot_bags, flat.dtype
+        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[WEIGHTS:]) else None)
         with stage("pooling"):
             outputs = [of_bucket.output for of_bucket in bags]
             side_by_side = all(of_bucket.width for of_bucket in outputs)
+            first, column = _behind(slot_bags)
             columns = [
                 dim * (of_bucket.width if side_by_side else of_bucket.num_bags)
-                for of_bucket, dim in zip(outputs, rows.dims, strict=True)
+                for of_bucket, dim in zip(outputs, rows.dims[first:], strict=True)
             ]
-            shape: tuple[int, ...] = (sum(columns),)
+            shape: tuple[int, ...] = (column + sum(columns),)
             if side_by_side:
-                shape = (outputs[0].num_bags // outputs[0].width, *shape)
+                lines = outputs[0].num_bags // outputs[0].width if outputs else 0
+                shape = (lines if slot_bags is None else slot_bags.batch, *shape)
             out = buffers.take("output", shape, flat.dtype, flat.device)
-            lines = out if side_by_side else out.view(1, -1)
-            for k, (matrix, width, column) in enumerate(_places(lines, rows.dims, outputs)):
-                source, addresses, ids = flat, rows.addresses[k], _ids(bags[k], weights[k])
-                copies = bags[k].copies
+            if slot_bags is not None:
+                torch.ops.fusedrec.slot_bag_sums(flat, *_of_slots(rows, slot_bags), out)
+            matrix = out if side_by_side else out.view(1, -1)
+            places = _places(matrix, rows.dims[first:], outputs, column)
+            for k, (of_bucket, weight_N, place) in enumerate(
+                zip(bags, weights, places, strict=True), first
+            ):
+                matrix, width, column = place
+                source, addresses, ids = flat, rows.addresses[k], _ids(of_bucket, weight_N)
+                copies = of_bucket.copies
                 if copies is not None:
-                    distinct = _distinct(buffers, "distinct bags", bags[k], rows.dims[k], flat)
+                    distinct = _distinct(buffers, "distinct bags", of_bucket, rows.dims[k], flat)
                     torch.ops.fusedrec.bag_sums(
                         source, addresses, rows.dims[k], *ids, 1, 0, distinct
                     )
@@ -172,20 +202,28 @@ class _FlatPool(Function):
             gradient = gradient if gradient.dim() == 2 else gradient.view(1, -1)
             if gradient.stride(1) != 1:  # as an expanded one
                 gradient = gradient.contiguous()
-            places = list(_places(gradient, rows.dims, [of_bucket.output for of_bucket in bags]))
+            first, column = _behind(ctx.slot_bags)
+            outputs = [of_bucket.output for of_bucket in bags]
+            places = _places(gradient, rows.dims[first:], outputs, column)
             flat_gradient = None
             if ctx.needs_input_grad[0]:
                 flat_gradient = _zero_on_cuda(
                     ctx.buffers.take(
-                        "row gradients", (rows.elements,), gradient.dtype, gradient.device
+                        "row gradients", (rows.elements,), torch.float32, gradient.device
                     )
                 )
                 scale = ctx.take_scale()
-                for k, (matrix, width, column) in enumerate(places):
-                    copies, dim = bags[k].copies, rows.dims[k]
+                if ctx.slot_bags is not None:
+                    torch.ops.fusedrec.slot_row_sums(
+                        gradient, *_of_slots(rows, ctx.slot_bags), scale, flat_gradient
+                    )
+                for k, (of_bucket, weight_N, (matrix, width, column)) in enumerate(
+                    zip(bags, weights, places, strict=True), first
+                ):
+                    copies, dim = of_bucket.copies, rows.dims[k]
                     if copies is not None:
                         distinct = _zero_on_cuda(
-                            _distinct(ctx.buffers, "bag gradients", bags[k], dim, gradient)
+                            _distinct(ctx.buffers, "bag gradients", of_bucket, dim, flat_gradient)
                         )
                         torch.ops.fusedrec.row_sums(
                             matrix, width, column, *_ids(copies, None),
@@ -193,9 +231,10 @@ class _FlatPool(Function):
                         )  # fmt: skip
                         matrix, width, column = distinct, 1, 0
                     torch.ops.fusedrec.row_sums(
-                        matrix, width, column, *_ids(bags[k], weights[k]),
+                        matrix, width, column, *_ids(of_bucket, weight_N),
                         rows.addresses[k], rows.rows[k], dim, scale, flat_gradient,
                     )  # fmt: skip
+                flat_gradient = flat_gradient.to(ctx.dtype)
             weight_gradients = [
                 _weights_backward(
                     _columns(matrix, column, of_bucket, dim),
@@ -203,13 +242,24 @@ class _FlatPool(Function):
                     of_bucket,
                     weight.dtype,
                 )
-                if ctx.needs_input_grad[5 + k]
+                if ctx.needs_input_grad[WEIGHTS + k - first]
                 else None
                 for k, ((matrix, _, column), of_bucket, dim, weight) in enumerate(
-                    zip(places, bags, rows.dims, weights, strict=True)
+                    zip(places, bags, rows.dims[first:], weights, strict=True), first
                 )
             ]
-        return flat_gradient, None, None, None, None, *weight_gradients
+        return flat_gradient, *[None] * (WEIGHTS - 1), *weight_gradients
+
+
+def _behind(slot_bags: SlotBags | None) -> tuple[int, int]:
+    """Returns the first bucket and the first column that the bags of slots leave to others."""
+    return (0, 0) if slot_bags is None else (len(slot_bags.columns.dims), slot_bags.columns.width)
+
+
+def _of_slots(rows: _FlatRows, slot_bags: SlotBags) -> tuple[Any, ...]:
+    columns = slot_bags.columns
+    ids = (slot_bags.rows_N, slot_bags.offsets_B1, slot_bags.weights_N)
+    return rows.of_all, columns.dims, columns.slots_S3, *ids
 
 
 def _zero_on_cuda(sums: torch.Tensor) -> torch.Tensor:
@@ -225,13 +275,14 @@ def _distinct(
 
 
 def _places(
-    matrix: torch.Tensor, dims: Sequence[int], bags: Sequence[Bags]
+    matrix: torch.Tensor, dims: Sequence[int], bags: Sequence[Bags], column: int
 ) -> list[tuple[torch.Tensor, int, int]]:
     """Returns for each bucket a matrix, how many of its bags are in a line, from which column on.
 
-    Bags that do not lie side by side are lines of a matrix of their own.
+    Bags that do not lie side by side are lines of a matrix of their own.  ``column`` is the first
+    one that is not taken.
     """
-    places, column = [], 0
+    places = []
     for dim, of_bucket in zip(dims, bags, strict=True):
         if all(other.width for other in bags):
             places.append((matrix, of_bucket.width, column))

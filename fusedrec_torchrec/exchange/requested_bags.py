@@ -10,6 +10,7 @@ from fusedrec_torchrec.exchange.bag_layout import BagLayout
 from fusedrec_torchrec.exchange.bag_routing import BagRoute
 from fusedrec_torchrec.exchange.bags import Bags, copied_bags
 from fusedrec_torchrec.exchange.buckets import Bucket
+from fusedrec_torchrec.exchange.device_bags import DeviceBagRoute, DeviceBags
 from fusedrec_torchrec.exchange.distinct_bags import BagDedup
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.slot_features import SlotFeatures
@@ -42,11 +43,18 @@ class BagRequests:
         self._means = list(means)
         self._ids = SlotIds(layout.slot_names, layout.rows, options, layout.device)
         self._dedup = BagDedup(layout.table_numbers, WORTH, layout.device)
+        self._on_device = DeviceBags(layout, means, self._ids.rows_S)
 
     def __call__(self, features: KeyedJaggedTensor) -> "RequestedBags":
         layout = self._layout
         first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
         slots = SlotFeatures.of(features, first, end, self._weighted)
+        if self._on_device.available:
+            with stage("keys"):
+                rows_N = self._ids.hashed(slots.ids_N, slots.ids_per_slot)
+            with stage("dedup"):
+                asked = self._on_device(slots, rows_N)
+            return RequestedBags(layout, slots, self._ids, self._means, asked, asked.bad)
         with stage("dedup"):
             distinct = self._dedup(
                 slots.ids_N,
@@ -76,7 +84,7 @@ class RequestedBags:
         slots: SlotFeatures,
         ids: SlotIds,
         means: list[bool],
-        route: BagRoute,
+        route: BagRoute | DeviceBagRoute,
         bad: torch.Tensor,
     ) -> None:
         self._layout = layout
@@ -95,13 +103,22 @@ class RequestedBags:
     def bags(self) -> list[Bags]:
         """Returns for each bucket which answers form which output."""
         bags = []
-        for k, bucket in enumerate(self._layout.buckets):
-            cells = self.route.cells(k, self._slots.strides, self._slots.side_by_side)
+        for (cells, divisor), bucket in zip(self._cells(), self._layout.buckets, strict=True):
             width = 0
             if self._slots.side_by_side:
                 width = sum(self._layout.shards[self._layout.slots_of(bucket)])
-            bags.append(copied_bags(cells, self._divisor(bucket), width))
+            bags.append(copied_bags(cells, divisor, width))
         return bags
+
+    def _cells(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Returns for each bucket the unit of each cell, and what it is divided by."""
+        if isinstance(self.route, DeviceBagRoute):
+            return self.route.cells()
+        slots = self._slots
+        return [
+            (self.route.cells(k, slots.strides, slots.side_by_side), self._divisor(bucket))
+            for k, bucket in enumerate(self._layout.buckets)
+        ]
 
     def _divisor(self, bucket: Bucket) -> torch.Tensor | None:
         """Returns what each cell is divided by, in the order of the cells; None if nothing is."""

@@ -1,9 +1,12 @@
 """Rows that are asked of their owners: from a batch to what is sent, and to the output.
 
-Ids become keys, keys become distinct.  Where bags repeat, each distinct bag is pooled once and then
-copied to all places in the output that show it.  Only the C++ operator looks for them: without it,
-it takes sorts, and on CUDA waits for the device, to save less than that.
+Ids become keys, keys become distinct.  On CUDA the kernels do it without a count of ids on the
+host, so that nothing waits (``slot_bags``).  Where bags repeat, each distinct bag is pooled once
+and then copied to all places in the output that show it.  Only the C++ operator looks for them:
+without it, it takes sorts, and on CUDA waits for the device, to save less than that.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -22,7 +25,8 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.routing import Route
-from fusedrec_torchrec.exchange.row_numbers import NumberedRows, RowNumbers
+from fusedrec_torchrec.exchange.row_numbers import NumberedRows, RowNumbers, SlotTables
+from fusedrec_torchrec.exchange.slot_bags import SlotBags, SlotColumns, are_counted_on_device
 from fusedrec_torchrec.exchange.slot_features import SlotFeatures
 
 __all__ = ["RequestedRows", "RowRequests"]
@@ -64,6 +68,13 @@ class RowRequests:
         numbers = [t for t, table in enumerate(layout.tables) for _ in table.features]
         self._bag_dedup = BagDedup(numbers, WORTH, layout.device)
         self._pooled = mean_S is not None
+        # By the names of a batch: its slots in their order.
+        self._orders: dict[tuple[str, ...], tuple[SlotTables, SlotColumns]] = {}
+        self._columns = (
+            SlotColumns.of(layout.buckets, mean_S.tolist(), layout.device)
+            if mean_S is not None and not learned_weights and layout.device.type == "cuda"
+            else None
+        )
         self._mean_per_bucket = [
             mean_S[b.first_slot : b.end_slot].to(layout.device)
             if mean_S is not None and bool(mean_S[b.first_slot : b.end_slot].any())
@@ -72,7 +83,10 @@ class RowRequests:
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> "RequestedRows":
-        layout = self._layout
+        layout, index = self._layout, self._replication.index
+        finds_replicas = index is None or index.table is not None
+        if self._columns is not None and finds_replicas and are_counted_on_device(features):
+            return self._on_device(features, self._columns)
         slots = SlotFeatures.of(features, 0, len(layout.slot_names), self._weighted)
         looks, distinct = self._looks(slots), None
         ids_N, ids_per_slot = slots.ids_N, slots.ids_per_slot
@@ -84,10 +98,39 @@ class RowRequests:
         if distinct is not None:
             ids_N, ids_per_slot = distinct.ids_M, distinct.ids_S
         lengths_B = slots.lengths_B if distinct is None and self._can_move(slots) else None
-        numbered = self._numbers(ids_N, ids_per_slot, self._replication.index, lengths_B)
+        numbered = self._numbers(ids_N, ids_per_slot, index, lengths_B)
         with stage("route"):
             route = Route(layout, numbered.keys_U, numbered.counts_P)
         return RequestedRows(self, features, slots, looks, distinct, numbered, route)
+
+    def _on_device(self, features: KeyedJaggedTensor, columns: SlotColumns) -> "RequestedRows":
+        """Has the device find out which rows are asked for, with no count of ids on the host."""
+        # Triton 3.7 cannot compile all kernels for 64-bit offsets; there are fewer ids than 2^31.
+        batch, offsets_B1, keys = (
+            features.stride(),
+            features.offsets().int(),
+            tuple(features.keys()),
+        )
+        if keys not in self._orders:
+            order_S = torch.tensor(self._order(keys), device=self._layout.device)
+            self._orders[keys] = self._numbers.slots(order_S), columns.in_order(order_S)
+        slots, columns = self._orders[keys]
+        numbered, rows_N = self._numbers.of_batch(
+            features.values(), offsets_B1, batch, slots, self._replication.index
+        )
+        with stage("route"):
+            route = Route(self._layout, numbered.keys_U, numbered.counts_P)
+        weights_N = features.weights_or_none() if self._weighted else None
+        if weights_N is not None:
+            weights_N = weights_N.float().contiguous()
+        slot_bags = SlotBags(columns, rows_N, offsets_B1, weights_N, batch)
+        return RequestedRows(self, features, None, [], None, numbered, route, slot_bags)
+
+    def _order(self, keys: Sequence[str]) -> list[int]:
+        """Returns which slot each feature of a batch is of; those of other layouts are behind."""
+        names = [feature for feature, _ in self._layout.slot_names]
+        own = list(keys[: len(names)])
+        return list(range(len(names))) if own == names else [names.index(key) for key in own]
 
     def _distinct(self, slots: SlotFeatures, looks: list[bool]) -> DistinctBags | None:
         """Returns the distinct bags; None if they had better be pooled as if all were distinct."""
@@ -100,7 +143,8 @@ class RowRequests:
     def _can_move(self, slots: SlotFeatures) -> bool:
         """Returns whether ids can be in the order in which they are pooled, without weights."""
         has_weights = slots.weights_N is not None or self._learned_weights
-        return self._pooled and slots.side_by_side and not has_weights
+        can = self._layout.device.type == "cpu" and self._pooled
+        return can and slots.side_by_side and not has_weights
 
     def _looks(self, slots: SlotFeatures) -> list[bool]:
         """Returns which slots look for equal bags."""
@@ -112,8 +156,12 @@ class RowRequests:
             for ids, bags in zip(slots.ids_per_slot, slots.strides, strict=True)
         ]
 
-    def describe_bad(self, slots: SlotFeatures) -> str:
+    def describe_bad(self, features: KeyedJaggedTensor) -> str:
         """Returns what is wrong with the ids, for the error path only."""
+        names = [feature for feature, _ in self._layout.slot_names]
+        if sorted(features.keys()) == sorted(names) and features.keys() != names:
+            features = features.permute([features.keys().index(name) for name in names])
+        slots = SlotFeatures.of(features, 0, len(names), self._weighted)
         message = self._numbers.describe_bad_ids(slots.ids_N, slots.ids_per_slot)
         assert message is not None
         return message
@@ -128,6 +176,7 @@ class RowRequests:
             if not self._pooled:
                 bags.append(sequence_bags(rows))
             elif requested.distinct is not None and any(requested.looks[own]):
+                assert requested.slots is not None
                 bags.append(distinct_bags(requested.slots, requested.distinct, own, rows, mean_S))
             elif requested.numbered.in_bag_order:
                 bags.append(ordered_bags(rows, own.stop - own.start, mean_S))
@@ -146,6 +195,7 @@ class RequestedRows:
     Attributes:
         numbered: the rows.
         route: where their keys go.
+        slot_bags: which rows form which output, if that is for the device to know; else None.
         bad: whether any id is out of range, a 0-dim tensor.
         ids_per_bucket: how many ids are pooled in each bucket.
         weights_N: their weights; None if there are none.
@@ -155,11 +205,12 @@ class RequestedRows:
         self,
         requests: RowRequests,
         features: KeyedJaggedTensor,
-        slots: SlotFeatures,
+        slots: SlotFeatures | None,
         looks: list[bool],
         distinct: DistinctBags | None,
         numbered: NumberedRows,
         route: Route,
+        slot_bags: SlotBags | None = None,
     ) -> None:
         self._requests = requests
         self.features = features
@@ -168,16 +219,20 @@ class RequestedRows:
         self.distinct = distinct
         self.numbered = numbered
         self.route = route
+        self.slot_bags = slot_bags
         self.bad = numbered.bad
-        self.ids_per_bucket = requests.ids_per_bucket(
-            slots.ids_per_slot if distinct is None else distinct.ids_S
-        )
-        self.weights_N = slots.weights_N if distinct is None else distinct.weights_M
+        self.ids_per_bucket: list[int] = []
+        self.weights_N = None
+        if slots is not None:
+            self.ids_per_bucket = requests.ids_per_bucket(
+                slots.ids_per_slot if distinct is None else distinct.ids_S
+            )
+            self.weights_N = slots.weights_N if distinct is None else distinct.weights_M
 
     def describe_bad(self) -> str:
         """Returns what is wrong with the ids, for the error path only."""
-        return self._requests.describe_bad(self.slots)
+        return self._requests.describe_bad(self.features)
 
     def bags(self) -> list[Bags]:
-        """Returns for each bucket which rows form which output."""
-        return self._requests.bags(self)
+        """Returns for each bucket which rows form which output; none if ``slot_bags`` tells."""
+        return [] if self.slot_bags is not None else self._requests.bags(self)

@@ -1,11 +1,13 @@
 """Ids to the distinct rows that they ask for: keys, dedup, and which row is whose.
 
-That is one operator, in C++ or of Triton kernels, which also puts the ids into the order in which
-they are pooled.  Without it, it is done step by step (``keys``, ``dedup``).
+That is one operator, in C++ or of Triton kernels.  The one in C++ also puts the ids into the order
+in which they are pooled; kernels leave them where they are, and need no count of them
+(``of_batch``).  Without it, it is done step by step (``keys``, ``dedup``).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +19,7 @@ from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.replication import ReplicaIndex
 
-__all__ = ["BucketRows", "NumberedRows", "RowNumbers", "rows_of_buckets"]
+__all__ = ["BucketRows", "NumberedRows", "RowNumbers", "SlotTables", "rows_of_buckets"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class NumberedRows:
     buckets: list[BucketRows]
     in_bag_order: bool
     bad: torch.Tensor
+
+
+class SlotTables(NamedTuple):
+    """What the kernels want to know of slots: see ``number_batch_rows`` of ``core/gpu``."""
+
+    rows_S: torch.Tensor
+    salts_S2: torch.Tensor | None
+    starts_SW: torch.Tensor
+    shifts_SW: torch.Tensor
 
 
 class RowNumbers:
@@ -110,6 +121,47 @@ class RowNumbers:
             for k, rows in enumerate(rows_N.split(self.per_bucket(counts)))
         ]
         return NumberedRows(keys_U, counts_P, buckets, bool(offsets), bad)
+
+    def slots(self, order_S: torch.Tensor) -> SlotTables:
+        """Returns what the kernels want to know of slots, in an order."""
+        layout, salts_S2 = self._layout, self._keys.salts_S2
+        return SlotTables(
+            layout.slot_rows_S[order_S],
+            None if salts_S2 is None else salts_S2[order_S],
+            layout.slot_starts_SW[order_S],
+            layout.slot_shifts_SW[order_S],
+        )
+
+    def of_batch(
+        self,
+        ids_N: torch.Tensor,
+        offsets_B1: torch.Tensor,
+        batch: int,
+        slots: SlotTables,
+        index: ReplicaIndex | None,
+    ) -> tuple[NumberedRows, torch.Tensor]:
+        """Finds the distinct rows of a batch on CUDA, with no count of its ids on the host.
+
+        Args:
+            ids_N: ids of a batch, slot after slot, maybe with those of other slots behind them.
+            offsets_B1: where bags begin.
+            batch: bags of each slot.
+            slots: the slots, in the order of the batch.
+            index: which rows are replicated.
+
+        Returns:
+            the rows, not by bucket, and the row of each id among those of all buckets.
+        """
+        with stage("dedup"):
+            keys_U, rows_N, counts_P, bad = torch.ops.fusedrec.number_batch_rows(
+                ids_N.contiguous(),
+                offsets_B1.contiguous(),
+                batch,
+                *slots,
+                self._layout.part_starts_P1,
+                None if index is None else index.table,
+            )
+        return NumberedRows(keys_U, counts_P, [], False, bad), rows_N
 
     def _by_sort(
         self, ids_N: torch.Tensor, counts: list[int], index: ReplicaIndex | None

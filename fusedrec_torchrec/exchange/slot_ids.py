@@ -39,6 +39,10 @@ class SlotIds:
             device=device,
         )
         self._native = native.available_on(device)
+        # For the kernels: whether ids are raw, and their salt.
+        self.salts_S2 = (
+            torch.stack([self._hashed_S.long(), self._salts_S], 1) if any(self._hashed) else None
+        )
 
     def hashed(self, ids_N: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Returns the ids, those of tables with raw ids hashed to rows.

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait, waiting
+from fusedrec_torchrec.core.transfer import to_host
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.grid.tables import Block
@@ -87,6 +88,8 @@ class Average:
         self._in_flight: _InFlight | None = None
         device = blocks[0].tensors[0].device if blocks else None
         self._ends = torch.tensor([block.end_row for block in blocks], device=device)
+        starts = torch.tensor([block.first_row for block in blocks], device=device)
+        self._bounds = torch.stack([starts, self._ends])
         self.done = Syncs()
 
     @property
@@ -105,8 +108,8 @@ class Average:
         """Sends rows off.
 
         Args:
-            touched: rows that this rank has used, each once, in ascending order; None to average
-                all rows.
+            touched: rows that this rank has used, each once, in ascending order; behind them there
+                may be the number of all rows, any number of times.  None to average all rows.
         """
         assert self._in_flight is None
         if not self._blocks:
@@ -157,22 +160,23 @@ class Average:
     def _union(self, touched: torch.Tensor) -> torch.Tensor | None:
         """Returns rows that any replica has used; None if whole shards are fewer bytes."""
         header, capacity = len(self._blocks), self._capacity.current
-        ends = torch.searchsorted(touched, self._ends)
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        own = counts.new_zeros(header + capacity, dtype=torch.int32)
-        own[:header] = counts
+        own = torch.zeros(header + capacity, dtype=torch.int32, device=self._device)
+        bounds = torch.searchsorted(touched, self._bounds)
+        torch.sub(bounds[1], bounds[0], out=own[:header])
         fits = min(capacity, touched.numel())
         own[header : header + fits] = touched[:fits]
         messages = self._gather(own)
-        rows_of_ranks = messages[:, :header].tolist()
+        headers = to_host(messages[:, :header].flatten())
+        rows_of_ranks = [headers[i : i + header] for i in range(0, len(headers), header)]
         totals = [sum(row) for row in rows_of_ranks]
         if self._whole_is_less(rows_of_ranks):
             self._capacity.clear()  # a header is all it takes to find out again
             return None
         self._capacity.update(max(self._capacity.wanted(total) for total in totals))
         if max(totals) > capacity:
-            own = counts.new_zeros(max(totals), dtype=torch.int32)
-            own[: touched.numel()] = touched
+            own = own.new_zeros(max(totals))
+            fits = min(max(totals), touched.numel())
+            own[:fits] = touched[:fits]
             messages, header = self._gather(own), 0
         numbers = [
             message[header : header + total]
@@ -198,7 +202,9 @@ class Average:
     # ------------------------------------------------------------ rows
 
     def _send(self, rows: torch.Tensor) -> _InFlight:
-        bounds = [0, *torch.searchsorted(rows, self._ends).tolist()]
+        bounds = [0, rows.numel()]
+        if len(self._blocks) > 1:
+            bounds = [0, *to_host(torch.searchsorted(rows, self._ends))]
         places = [
             rows[bounds[k] : bounds[k + 1]] - block.first_row
             for k, block in enumerate(self._blocks)

@@ -18,7 +18,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.compat.bucket_table import BucketKernel, OptimizerSettings
 from fusedrec_torchrec.core.lost_rank import wait
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.transfer import ToHost, to_device
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.replication import Replication
 from fusedrec_torchrec.replicas.replica import Replica, check_replicable
@@ -61,15 +61,55 @@ class _Lookup:
         rows: of each bucket, each once unless the optimizer clips.
         inverse: of each bucket, where each row that is asked for is among them; None if in its
             place.
-        counts: [replica][bucket] of ``rows``, on their way.
-        work: to wait for them.
+        counts: [replica][bucket] of ``rows``, on their way from the others and to the host.
     """
 
     asked: Sequence[Asked]
     rows: list[torch.Tensor]
     inverse: list[torch.Tensor | None]
-    counts: torch.Tensor
-    work: dist.Work | None
+    counts: "_Counts"
+
+
+class _Counts:
+    """Numbers of rows of all replicas, on their way.
+
+    On CUDA they go on to the host on a stream of their own, so that backward finds them there and
+    nothing of the forward pass waits for other groups.
+
+    Args:
+        pg: the replicas.
+        own: what this one has counted.
+        stream: for the copy to the host; None on CPU.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup, own: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> None:
+        self._pg = pg
+        self._own = own  # must stay alive
+        self._gathered = own.new_empty(pg.size() * own.numel())
+        self._work: dist.Work | None = dist.all_gather_single(
+            self._gathered, own, group=pg, async_op=True
+        )
+        self._on_host: ToHost | None = None
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                self._wait()
+                self._on_host = ToHost(self._gathered)
+            self._gathered.record_stream(stream)  # there may be no backward that looks at it
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            wait(self._work, self._pg, "2D sync")
+            self._work = None
+
+    def rows(self) -> list[list[int]]:
+        """Returns [replica][bucket] how many rows there are."""
+        self._wait()
+        if self._on_host is None:
+            self._on_host = ToHost(self._gathered)
+        numbers, buckets = self._on_host.numbers(), self._own.numel()
+        return [numbers[i : i + buckets] for i in range(0, len(numbers), buckets)]
 
 
 class SharedUpdates(Replication):
@@ -97,6 +137,7 @@ class SharedUpdates(Replication):
         self._replicas = [WholeTable(kernel) for kernel in kernels]
         self._sync = GradientSync(pg, self._replicas, stage="2D sync", codec=codec)
         device = self._replicas[0].tensors[0].device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         for kernel in kernels:
             kernel.optimizer.register_state_hook(self.finish)
@@ -161,9 +202,7 @@ class SharedUpdates(Replication):
                 distinct.append(bucket.rows_R)
                 inverse.append(None)
         own = to_device([rows.numel() for rows in distinct], asked[0].rows_R.device)
-        counts = own.new_empty(self._pg.size() * own.numel())
-        work = dist.all_gather_single(counts, own, group=self._pg, async_op=True)
-        return _Lookup(asked, distinct, inverse, counts, work)
+        return _Lookup(asked, distinct, inverse, _Counts(self._pg, own, self._stream))
 
     def values(self, asked: Sequence[Asked]) -> list[torch.Tensor]:
         """Looks up without a gradient."""
@@ -175,9 +214,6 @@ class SharedUpdates(Replication):
 
     def send(self, lookup: _Lookup, gradients: Sequence[torch.Tensor]) -> None:
         """Starts the sync of a lookup's gradients."""
-        if lookup.work is not None:
-            wait(lookup.work, self._pg, "2D sync")
-            lookup.work = None
         # Groups divide by the number of their ranks; the mean is over all ranks.
         factor = 1 / self._pg.size() if get_gradient_division() else 1.0
         gradients = [
@@ -192,8 +228,8 @@ class SharedUpdates(Replication):
             )
             for rows, inverse, gradient in zip(lookup.rows, lookup.inverse, gradients, strict=True)
         ]
-        counts: list[list[int]] = lookup.counts.view(self._pg.size(), -1).tolist()
-        self._sync.start([rows.int() for rows in lookup.rows], summed, counts, all_to_all=True)
+        rows = [rows.int() for rows in lookup.rows]
+        self._sync.start(rows, summed, lookup.counts.rows(), all_to_all=True)
 
 
 class _LookUp(torch.autograd.Function):

@@ -8,7 +8,7 @@ from torch import nn
 
 from fusedrec_torchrec.grid.tables import TableRows
 
-__all__ = ["TouchedRows", "distinct"]
+__all__ = ["TouchedRows", "distinct", "distinct_and_padding"]
 
 # Up to here a bit for every row is faster than to sort the rows that were used.
 ROWS_PER_USE = 64
@@ -26,6 +26,26 @@ def distinct(numbers: torch.Tensor, rows: int) -> torch.Tensor:
         return numbers.long().unique()
     used = torch.zeros(rows, dtype=torch.bool, device=numbers.device)
     return used.index_fill_(0, numbers.long(), True).nonzero().flatten()
+
+
+def distinct_and_padding(numbers: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns row numbers in ascending order, each once, and ``rows`` behind the last one.
+
+    What it returns has at most as many elements as there are numbers, so that nobody waits for a
+    device to know how many.
+
+    Args:
+        numbers: in [0, rows), in any order.
+        rows: how many there are.
+    """
+    if rows > ROWS_PER_USE * numbers.numel():
+        ascending = numbers.long().sort().values
+        again = ascending[1:] == ascending[:-1]
+        ascending[1:].masked_fill_(again, rows)
+        return ascending.sort().values
+    used = torch.zeros(rows, dtype=torch.bool, device=numbers.device)
+    used.index_fill_(0, numbers.long(), True)
+    return torch.nonzero_static(used, size=min(numbers.numel(), rows), fill_value=rows).flatten()
 
 
 class TouchedRows:
@@ -64,13 +84,18 @@ class TouchedRows:
         self._seen, self._size = [], 0
 
     def rows(self) -> torch.Tensor:
-        """Returns the rows used so far, each once, in ascending order."""
+        """Returns the rows used so far, each once, in ascending order.
+
+        Behind them there may be the number of all rows, any number of times.
+        """
         if self._is_touched is not None:
             self._note()
             return self._is_touched.nonzero().flatten()
         if not self._seen:
             return torch.empty(0, dtype=torch.int64)
-        return distinct(torch.cat(self._seen), self._rows)
+        numbers = torch.cat(self._seen) if len(self._seen) > 1 else self._seen[0]
+        find = distinct if numbers.device.type == "cpu" else distinct_and_padding
+        return find(numbers, self._rows)
 
     def clear(self) -> None:
         self._seen, self._size = [], 0

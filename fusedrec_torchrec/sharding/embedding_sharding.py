@@ -135,6 +135,16 @@ class FusedEmbeddingSharding(
         self._bag_layout = BagLayout(self.tables, self._device)
         self.wires = self._wires(codecs)
 
+    @property
+    def counted_on_device(self) -> bool:
+        """Whether the ids of a batch need not be counted on the host, where there are kernels.
+
+        They must be for sequences, learned weights and bags that owners pool, and where a hot row
+        is not found by a hash table.
+        """
+        one_kind = self._pooled and self.settings.processed is None and not self._bag_layout.buckets
+        return one_kind and (self._hot is None or native.available())
+
     @cached_property
     def lookup(self) -> FusedLookup:
         """The lookup of the tables on this rank, with what replicates their rows."""

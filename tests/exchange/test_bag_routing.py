@@ -134,7 +134,8 @@ def test_words_of_owners_are_lengths_rows_and_weights(way: str, batch: Batch) ->
                     for weight in batch.weights[starts[g] : starts[g] + len(flat[g])]
                 ]
                 words += torch.tensor(floats).view(torch.int32).tolist()
-            assert int(route.words_KW()[bucket, rank]) == len(words) - before
+            units_HW = route.counts_HW[[bucket, batch.buckets + bucket], rank].tolist()
+            assert units_HW[0] + route.words_per_id * units_HW[1] == len(words) - before
         messages.append(words)
     # With gaps between the messages, which stay as they are.
     want: list[int] = []

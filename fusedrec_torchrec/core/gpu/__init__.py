@@ -11,8 +11,13 @@ Files, in the order of the data path:
 
 - ``checks``: lengths of bags that do not fit the ids;
 - ``row_numbers``: ids to keys, unique keys and the row of each id;
+- ``bags``: distinct bags, and what owners that pool are asked for;
 - ``messages``: rows into messages and out of them;
-- ``sums``: rows to sums of bags, gradients of bags to sums of rows.
+- ``number_formats``: rows in fewer bits, for all ranks and buckets at once, and back;
+- ``entries``: entries of rows that reach a threshold, into messages and out of them;
+- ``slot_sums``: rows to sums of bags, gradients of bags to sums of rows, for all slots of a batch;
+- ``sums``: the same for the bags of one bucket, in any order;
+- ``traffic``: bytes that each of them reads and writes, counted from shapes.
 """
 
 import os
@@ -23,20 +28,48 @@ import torch
 
 from fusedrec_torchrec.core import native
 
-__all__ = ["SCHEMAS", "available"]
+__all__ = ["FORMATS", "SCHEMAS", "available"]
+
+FORMATS = ("fp32", "fp16", "bf16", "int8")
+"""The formats of rows that there are kernels for; operators know them by their number."""
 
 SCHEMAS = {
-    "bad_lengths": "(Tensor lengths, int[] strides, int[] counts) -> Tensor",
+    "bad_lengths": "(Tensor lengths, Tensor offsets, int ids, int[] strides, int[] counts) "
+    "-> Tensor",
+    "number_batch_rows": "(Tensor ids, Tensor offsets, int batch, Tensor rows, Tensor? salts, "
+    "Tensor starts, Tensor shifts, Tensor part_starts, Tensor? hot_table) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     "number_rows": "(Tensor ids, Tensor lengths, int[] counts, Tensor rows, Tensor starts, "
     "Tensor shifts, Tensor part_starts, Tensor? hot_table, int[] slot_ends, int batch) "
     "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)",
     "pack_rows": "(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
     "Tensor(a!) words) -> ()",
+    "ask_bags": "(Tensor ids, Tensor lengths, Tensor? weights, Tensor places, int cells, "
+    "Tensor tables, Tensor rows, Tensor? means, Tensor ends, Tensor shards, int buckets, "
+    "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "pack_units": "(Tensor ids, Tensor? weights, Tensor places, Tensor ends, Tensor shards, "
+    "Tensor starts, Tensor sums, Tensor counts, Tensor? row_counts, int[] word_starts, "
+    "Tensor(a!) words) -> ()",
     "write_headers": "(Tensor[] statuses, Tensor counts, Tensor(a!) messages, int capacity, "
-    "int granule, int slack, bool stale) -> ()",
-    "collect_headers": "(Tensor messages, int header, Tensor counts, Tensor statuses) -> Tensor",
+    "int granule, int slack, bool stale, int bag_buckets, int words_per_id) -> ()",
+    "collect_headers": "(Tensor messages, int header, Tensor counts, Tensor statuses, "
+    "int bag_buckets, int words_per_id) -> Tensor",
     "unpack": "(Tensor messages, int header, int[] sizes, int segments) -> Tensor[]",
+    "encode_rows": "(Tensor flat, int[] counts, int[] dims, int[] formats, float[] scales) "
+    "-> Tensor",
+    "decode_rows": "(Tensor wire, int[] counts, int[] dims, int[] formats, float[] scales, "
+    "Tensor(a!) out) -> ()",
+    "encode_entries": "(Tensor rows, Tensor threshold, int[] counts, int[] rooms, bool relative, "
+    "int index_bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "decode_entries": "(Tensor values, Tensor where, Tensor columns, int[] counts, int[] rooms, "
+    "int index_bytes, Tensor(a!) out) -> Tensor",
+    "take_entries": "(Tensor rows, Tensor positions) -> Tensor",
+    "put_entries": "(Tensor values, Tensor positions, Tensor(a!) out) -> ()",
     "row_addresses": "(Tensor like, int[] counts, int[] dims) -> Tensor",
+    "slot_bag_sums": "(Tensor flat, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
+    "Tensor offsets, Tensor? weights, Tensor(a!) out) -> ()",
+    "slot_row_sums": "(Tensor gradient, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
+    "Tensor offsets, Tensor? weights, float scale, Tensor(a!) out) -> ()",
     "bag_sums": "(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
     "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()",
     "row_sums": "(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -44,7 +77,23 @@ SCHEMAS = {
     "float scale, Tensor(a!) out) -> ()",
 }
 """The operators that there are kernels for; C++ has the same, but for those of ``ONLY_HERE``."""
-ONLY_HERE = ("bad_lengths", "write_headers", "collect_headers", "row_addresses")
+ONLY_HERE = (
+    "bad_lengths",
+    "number_batch_rows",
+    "ask_bags",
+    "pack_units",
+    "write_headers",
+    "collect_headers",
+    "encode_rows",
+    "decode_rows",
+    "encode_entries",
+    "decode_entries",
+    "take_entries",
+    "put_entries",
+    "row_addresses",
+    "slot_bag_sums",
+    "slot_row_sums",
+)
 
 
 def available() -> bool:
@@ -57,7 +106,16 @@ def _registered() -> bool:
     """Registers the operators on the first call."""
     if os.environ.get("FUSEDREC_TRITON", "1") == "0" or find_spec("triton") is None:
         return False
-    from fusedrec_torchrec.core.gpu import checks, messages, row_numbers, sums
+    from fusedrec_torchrec.core.gpu import (
+        bags,
+        checks,
+        entries,
+        messages,
+        number_formats,
+        row_numbers,
+        slot_sums,
+        sums,
+    )
 
     in_cpp = () if not native.available() else SCHEMAS.keys() - set(ONLY_HERE)
     definitions = torch.library.Library("fusedrec", "FRAGMENT")
@@ -69,11 +127,22 @@ def _registered() -> bool:
     for name, function in {
         "bad_lengths": checks.bad_lengths,
         "number_rows": row_numbers.number_rows,
+        "number_batch_rows": row_numbers.number_batch_rows,
         "pack_rows": messages.pack_rows,
+        "ask_bags": bags.ask_bags,
+        "pack_units": bags.pack_units,
         "write_headers": messages.write_headers,
         "collect_headers": messages.collect_headers,
         "unpack": messages.unpack,
+        "encode_rows": number_formats.encode_rows,
+        "decode_rows": number_formats.decode_rows,
+        "encode_entries": entries.encode_entries,
+        "decode_entries": entries.decode_entries,
+        "take_entries": entries.take_entries,
+        "put_entries": entries.put_entries,
         "row_addresses": sums.row_addresses,
+        "slot_bag_sums": slot_sums.slot_bag_sums,
+        "slot_row_sums": slot_sums.slot_row_sums,
         "bag_sums": sums.bag_sums,
         "row_sums": sums.row_sums,
     }.items():

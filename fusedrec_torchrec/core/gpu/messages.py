@@ -2,7 +2,8 @@
 
 Headers are written and read here, too: on CPU that is a few numbers, which are on the host already.
 
-Shape suffixes: U unique keys, K buckets, O owners, W ranks, P = K * O parts.
+Shape suffixes: U unique keys, K buckets, O owners, W ranks, P = K * O parts, H lines of counts:
+units of all buckets, ids of those with bags.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ def _pack(
 
 @triton.jit
 def _write_headers(
-    status, other, counts, messages, width, buckets, owners, ranks,
-    capacity, granule, slack, one, stale,
+    status, other, counts, messages, width, lines, buckets, row_buckets, owners, ranks,
+    capacity, granule, slack, one, stale, words_per_id,
     EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes [status | wanted capacity | overflow | counts] before each rank's words."""
@@ -59,15 +60,15 @@ def _write_headers(
     live = rank < ranks
     line = rank.to(tl.int64) * width
     words = tl.zeros([BLOCK], tl.int64)
-    for k in range(buckets):
+    for k in range(lines):
         count = tl.load(counts + k * owners + rank, mask=live, other=0)
-        words += count
+        words += count * tl.where(k < buckets, 1, words_per_id)
         tl.store(messages + line + 3 + k, count.to(tl.int32), mask=live)
-        if owners > ranks:
-            replicas = tl.load(counts + k * owners + ranks).to(tl.int32)
-            tl.store(messages + line + 4 + buckets + k, rank * 0 + replicas, mask=live)
     if owners > ranks:
-        tl.store(messages + line + 3 + buckets, rank * 0 + stale, mask=live)
+        tl.store(messages + line + 3 + lines, rank * 0 + stale, mask=live)
+        for k in range(row_buckets):
+            replicas = tl.load(counts + k * owners + ranks).to(tl.int32)
+            tl.store(messages + line + 4 + lines + k, rank * 0 + replicas, mask=live)
     largest = tl.max(words, 0)
     wanted = largest * 0
     if not EXACT:
@@ -81,8 +82,8 @@ def _write_headers(
 
 @triton.jit
 def _collect_headers(
-    messages, counts, statuses, out, width, header, buckets, owners, ranks, everyone,
-    BLOCK: tl.constexpr,
+    messages, counts, statuses, out, width, header, lines, buckets, owners, ranks, everyone,
+    words_per_id, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Brings together all that the host reads: headers, own counts and words, statuses."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -96,8 +97,9 @@ def _collect_headers(
     word += tl.load(counts + of_part, mask=is_count, other=0).to(tl.int32)
     at -= owners * buckets
     is_sum = (at >= 0) & (at < ranks)
-    for k in range(buckets):
-        word += tl.load(counts + k * owners + at, mask=is_sum, other=0).to(tl.int32)
+    for k in range(lines):
+        count = tl.load(counts + k * owners + at, mask=is_sum, other=0).to(tl.int32)
+        word += count * tl.where(k < buckets, 1, words_per_id)
     at -= ranks
     is_status = (at >= 0) & (at < everyone)
     word += tl.load(statuses + at, mask=is_status, other=0)
@@ -161,42 +163,54 @@ def unpack(
 
 def write_headers(
     statuses: Sequence[torch.Tensor],
-    counts_KO: torch.Tensor,
+    counts_HO: torch.Tensor,
     messages: torch.Tensor,
     capacity: int,
     granule: int,
     slack: int,
     stale: bool,
+    bag_buckets: int = 0,
+    words_per_id: int = 1,
 ) -> None:
-    """Writes the headers of messages whose words are rows; see ``exchange/messages.py``.
+    """Writes the headers of messages; see ``exchange/messages.py``.
 
     Args:
         statuses: of this rank's batch, the largest of which counts.
-        counts_KO: rows asked of each owner in each bucket.
+        counts_HO: units asked of each owner in each bucket, and ids in the buckets with bags.
         messages: one line for each rank.
         capacity: words that a message has room for.
         granule, slack: of the capacity that is asked for; no slack asks for none.
         stale: whether replicas must be loaded anew.
+        bag_buckets: how many of the buckets have bags; they come last.
+        words_per_id: of the ids in them.
     """
-    (ranks, width), (buckets, owners) = messages.shape, counts_KO.shape
+    (ranks, width), (lines, owners) = messages.shape, counts_HO.shape
+    buckets = lines - bag_buckets
     if len(statuses) > 2:
         statuses = [torch.stack([status.int() for status in statuses]).amax()]
     _write_headers[(1,)](
-        statuses[0], statuses[-1], counts_KO, messages, width, buckets, owners, ranks,
-        capacity, granule, slack, SLACK_ONE, int(stale),
+        statuses[0], statuses[-1], counts_HO, messages, width, lines, buckets,
+        buckets - bag_buckets, owners, ranks,
+        capacity, granule, slack, SLACK_ONE, int(stale), words_per_id,
         EXACT=slack == 0, BLOCK=triton.next_power_of_2(ranks),
     )  # fmt: skip
 
 
 def collect_headers(
-    messages: torch.Tensor, header: int, counts_KO: torch.Tensor, statuses: torch.Tensor
+    messages: torch.Tensor,
+    header: int,
+    counts_HO: torch.Tensor,
+    statuses: torch.Tensor,
+    bag_buckets: int = 0,
+    words_per_id: int = 1,
 ) -> torch.Tensor:
-    """Returns all that the host reads of a batch: headers, counts, words of each rank, statuses."""
-    (ranks, width), (buckets, owners) = messages.shape, counts_KO.shape
+    """Returns all that the host reads of a batch: headers, units, words of each rank, statuses."""
+    (ranks, width), (lines, owners) = messages.shape, counts_HO.shape
+    buckets = lines - bag_buckets
     everyone = statuses.numel()
     out = messages.new_empty(ranks * header + buckets * owners + ranks + everyone)
     _collect_headers[(triton.cdiv(out.numel(), BLOCK),)](
-        messages, counts_KO, statuses, out, width, header, buckets, owners, ranks, everyone,
-        BLOCK=BLOCK,
+        messages, counts_HO, statuses, out, width, header, lines, buckets, owners, ranks,
+        everyone, words_per_id, BLOCK=BLOCK,
     )  # fmt: skip
     return out

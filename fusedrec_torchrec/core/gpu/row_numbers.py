@@ -6,7 +6,9 @@ comes first is left to chance, so whoever wants the same sums in every run sorts
 (``exchange/dedup.py``).
 
 Nothing comes to the host: ``keys_U`` is as long as there are ids, and what is behind the unique
-ones means nothing, or, if there are hot rows, is the size of the key space.
+ones means nothing, or, if there are hot rows, is the size of the key space.  Where every slot has
+as many bags, the host need not even know how many ids a slot has (``number_batch_rows``): the
+offsets of the bags tell.
 
 Shape suffixes: N ids, S slots, W ranks, P parts, K buckets, B bags, H places of the hash table.
 """
@@ -20,7 +22,7 @@ import triton.language as tl
 
 from fusedrec_torchrec.core.transfer import to_device
 
-__all__ = ["number_rows"]
+__all__ = ["number_batch_rows", "number_rows"]
 
 BLOCK = 256
 INSERTED = 128  # ids of a program that inserts: with more, registers are spilled
@@ -28,13 +30,16 @@ MOST_PARTS = 32  # whose keys are numbered by sums over a block, not by one atom
 
 
 @triton.jit
-def _slot_of(at, ends, slots, STEPS: tl.constexpr):
-    """Returns in which range each position is, by bisection: how many ranges end before it."""
+def _slot_of(at, ends, apart, slots, STEPS: tl.constexpr):
+    """Returns in which slot each position is, by bisection: how many slots end before it.
+
+    The ends of slots are ``apart`` elements from each other, the first one after so many.
+    """
     slot = at * 0
     for step in tl.static_range(STEPS):
         tried = slot + (1 << (STEPS - 1 - step))
         is_inside = tried < slots
-        end = tl.load(ends + tried - 1, mask=is_inside, other=0)
+        end = tl.load(ends + tried * apart - 1, mask=is_inside, other=0)
         slot = tl.where(is_inside & (end <= at), tried, slot)
     return slot
 
@@ -61,20 +66,35 @@ def _replica_of(key, hot_table, hot_shift, hot_mask, live):
 
 
 @triton.jit
+def _hashed(id_, salt, limit):
+    """Returns rows of raw ids, as ``exchange/hashing.py`` has them."""
+    x = (id_.to(tl.uint64) + 0x9E3779B97F4A7C15) ^ salt.to(tl.uint64)
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x ^ (x >> 31)
+    return ((x & 0x7FFFFFFFFFFFFFFF) % limit.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
 def _insert(
-    ids, slot_ends, rows, starts, shifts, hot_table, table, place_of_id, bad,
-    n, slots, ranks, shift, mask, hot_shift, hot_mask,
-    HOT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    ids, slot_ends, rows, salts, starts, shifts, hot_table, table, place_of_id, bad,
+    n, apart, slots, ranks, shift, mask, hot_shift, hot_mask,
+    HASHED: tl.constexpr, HOT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Turns ids into keys, and has each find its place in the table; who comes first takes it.
 
-    The table holds keys plus one, so that it is empty if all is zero.
+    The table holds keys plus one, so that it is empty if all is zero.  Ids behind the last slot are
+    left alone.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = at < n
+    live = (at < n) & (at < tl.load(slot_ends + slots * apart - 1))
     id_ = tl.load(ids + at, mask=live, other=0).to(tl.int64)
-    slot = _slot_of(at, slot_ends, slots, STEPS)
+    slot = _slot_of(at, slot_ends, apart, slots, STEPS)
     limit = tl.load(rows + slot, mask=live, other=1)
+    if HASHED:
+        is_raw = tl.load(salts + 2 * slot, mask=live, other=0) != 0
+        salt = tl.load(salts + 2 * slot + 1, mask=is_raw, other=0)
+        id_ = tl.where(is_raw, _hashed(id_, salt, limit), id_)
     is_bad = live & ((id_ < 0) | (id_ >= limit))
     id_ = tl.where(is_bad, 0, id_)
     owner = slot * 0
@@ -91,7 +111,7 @@ def _insert(
         before = tl.atomic_cas(table + place, tl.where(is_open, 0, -1).to(wanted.dtype), wanted)
         is_open = is_open & (before != 0) & (before != wanted)
         place = tl.where(is_open, (place + 1) & mask, place)
-    tl.store(place_of_id + at, place.to(tl.int32), mask=live)
+    tl.store(place_of_id + at, tl.where(live, place, -1).to(tl.int32), mask=at < n)
     tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=is_bad)
 
 
@@ -129,9 +149,9 @@ def _number(
 @triton.jit
 def _place(
     table, part_starts, number_of_place, counts, keys, size, owners, parts,
-    BLOCK: tl.constexpr,
+    BY_BUCKET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Brings the keys together, part after part; numbers become those within the bucket."""
+    """Brings the keys together, part after part; numbers become those of all, or of the bucket."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(table + at, mask=at < size, other=0) - 1
     used = key >= 0
@@ -143,41 +163,17 @@ def _place(
         before_bucket += tl.where(part // owners * owners > p, count, 0)
     row = before + tl.load(number_of_place + at, mask=used, other=0)
     tl.store(keys + row, key, mask=used)
-    tl.store(number_of_place + at, (row - before_bucket).to(tl.int32), mask=used)
+    if BY_BUCKET:
+        row -= before_bucket
+    tl.store(number_of_place + at, row.to(tl.int32), mask=used)
 
 
 @triton.jit
 def _rows_of_ids(place_of_id, number_of_place, rows, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(place_of_id + at, mask=at < n, other=0)
-    tl.store(rows + at, tl.load(number_of_place + place, mask=at < n, other=0), mask=at < n)
-
-
-@triton.jit
-def _rows_of_bags(
-    place_of_id, number_of_place, from_B1, to_B1, rows,
-    bags, batch, slots, first_bag, first_id, ids, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The same, for the bags of one bucket, which come slot after slot and go sample after sample.
-
-    Args:
-        from_B1: where the bags of all slots begin.
-        to_B1: where those of the bucket begin, in the order (sample, slot).
-        first_bag, first_id: of the bucket.
-        ids: of all slots.
-    """
-    bag = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = bag < bags
-    begin = tl.load(from_B1 + first_bag + bag, mask=live, other=0)
-    length = tl.load(from_B1 + first_bag + bag + 1, mask=live, other=0) - begin
-    to = tl.load(to_B1 + bag % batch * slots + bag // batch, mask=live, other=0)
-    for i in range(tl.max(length, 0)):
-        # Lengths that are wrong are told by the status word; until then, nothing is overrun.
-        is_id = live & (i < length) & (begin + i >= 0) & (first_id + to + i >= 0)
-        is_id = is_id & (begin + i < ids) & (first_id + to + i < ids)
-        place = tl.load(place_of_id + begin + i, mask=is_id, other=0)
-        row = tl.load(number_of_place + place, mask=is_id, other=0)
-        tl.store(rows + first_id + to + i, row, mask=is_id)
+    place = tl.load(place_of_id + at, mask=at < n, other=-1)
+    row = tl.load(number_of_place + place, mask=place >= 0, other=0)
+    tl.store(rows + at, row, mask=at < n)
 
 
 def number_rows(
@@ -194,65 +190,124 @@ def number_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """Numbers the distinct rows that the ids of a batch ask for; see ``row_numbers.h``.
 
-    Offsets of bags have elements also if every bag has one id: only the device knows.
+    Ids are left in their order.
     """
-    device, ids, slots = ids_N.device, ids_N.numel(), rows_S.numel()
-    parts, key_dtype = part_starts_P1.numel() - 1, part_starts_P1.dtype
-    bits = max((2 * ids - 1).bit_length(), 6)
-    size = 1 << bits
-    bags = [(b - a) * batch for a, b in zip([0, *slot_ends[:-1]], slot_ends, strict=True)]
-    counts_P, flag, table_H, from_B1, *offsets = _zeros(
-        device,
-        (parts, torch.int64),
-        (8, torch.uint8),
-        (size, key_dtype),
-        *((n + 1, torch.int32) for n in (sum(bags), *bags)),
-    )
-    bad = flag[:1].view(torch.bool)[0]
-    number_H = torch.empty(size, dtype=torch.int32, device=device)
-    place_N = torch.empty(ids, dtype=torch.int32, device=device)
-    rows_N = torch.empty(ids, dtype=torch.int32, device=device)
-    keys_U = torch.empty(ids, dtype=key_dtype, device=device)
-    if hot_table is not None:  # whoever counts keys must tell them from the others
-        keys_U.copy_(part_starts_P1[-1:].expand(ids))
-    ends_S = to_device(list(accumulate(counts)), device)
-    if ids:
+    assert not batch, "the bags of a batch are told by offsets, see number_batch_rows"
+    ends_S = to_device(list(accumulate(counts)), ids_N.device)
+    table = _Table(ids_N.numel(), part_starts_P1)
+    table.insert(ids_N, ends_S, 1, rows_S, None, starts_SW, shifts_SW, hot_table)
+    keys_U, rows_N = table.rows(len(slot_ends), by_bucket=True, padded=hot_table is not None)
+    return keys_U, rows_N, [], table.counts_P, table.bad
+
+
+def number_batch_rows(
+    ids_N: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    batch: int,
+    rows_S: torch.Tensor,
+    salts_S2: torch.Tensor | None,
+    starts_SW: torch.Tensor,
+    shifts_SW: torch.Tensor,
+    part_starts_P1: torch.Tensor,
+    hot_table: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers the distinct rows that the ids of a batch ask for, without a count of ids.
+
+    Args:
+        ids_N: ids of a batch, slot after slot; those behind the last slot are left alone.
+        offsets_B1: where bags begin.  Whatever they are, nothing is overrun.
+        batch: bags of each slot.
+        rows_S: of each slot's table.
+        salts_S2: for each slot whether its ids are raw values, and their salt; None if none are.
+        starts_SW: the first row of the table that each rank owns.
+        shifts_SW: what is added to an id to get its key.
+        part_starts_P1: the first key of each part.
+        hot_table: finds the keys of replicas.
+
+    Returns:
+        the unique keys, part after part; for every id the number of its row among them; how many
+        unique keys each part has; and whether any id is outside of its table.
+    """
+    table = _Table(ids_N.numel(), part_starts_P1)
+    table.insert(ids_N, offsets_B1[1:], batch, rows_S, salts_S2, starts_SW, shifts_SW, hot_table)
+    keys_U, rows_N = table.rows(1, by_bucket=False, padded=hot_table is not None)
+    return keys_U, rows_N, table.counts_P, table.bad
+
+
+class _Table:
+    """The hash table of one batch.
+
+    Args:
+        ids: how many there are.
+        part_starts_P1: the first key of each part.
+    """
+
+    def __init__(self, ids: int, part_starts_P1: torch.Tensor) -> None:
+        device, dtype = part_starts_P1.device, part_starts_P1.dtype
+        self.ids, self.parts = ids, part_starts_P1.numel() - 1
+        self.part_starts_P1 = part_starts_P1
+        self.bits = max((2 * ids - 1).bit_length(), 6)
+        self.counts_P, self._flag, self._keys_H = _zeros(
+            device, (self.parts, torch.int64), (8, torch.uint8), (1 << self.bits, dtype)
+        )
+        self.bad = self._flag[:1].view(torch.bool)[0]
+        self._place_N = torch.empty(ids, dtype=torch.int32, device=device)
+
+    def insert(
+        self,
+        ids_N: torch.Tensor,
+        ends: torch.Tensor,
+        apart: int,
+        rows_S: torch.Tensor,
+        salts_S2: torch.Tensor | None,
+        starts_SW: torch.Tensor,
+        shifts_SW: torch.Tensor,
+        hot_table: torch.Tensor | None,
+    ) -> None:
+        """Has every id find its place; slots end at ``ends[apart - 1]``, and so on."""
+        slots = rows_S.numel()
+        if not self.ids or not apart or not slots:
+            return
         hot_size = 2 if hot_table is None else hot_table.size(0)
-        _insert[(triton.cdiv(ids, INSERTED),)](
-            ids_N, ends_S, rows_S, starts_SW, shifts_SW,
-            table_H if hot_table is None else hot_table,
-            table_H, place_N, flag, ids, slots, starts_SW.size(1),
-            64 - bits, size - 1, 65 - hot_size.bit_length(), hot_size - 1,
-            HOT=hot_table is not None,
+        _insert[(triton.cdiv(self.ids, INSERTED),)](
+            ids_N, ends, rows_S, rows_S if salts_S2 is None else salts_S2, starts_SW, shifts_SW,
+            self._keys_H if hot_table is None else hot_table,
+            self._keys_H, self._place_N, self._flag, self.ids, apart, slots, starts_SW.size(1),
+            64 - self.bits, (1 << self.bits) - 1, 65 - hot_size.bit_length(), hot_size - 1,
+            HASHED=salts_S2 is not None, HOT=hot_table is not None,
             STEPS=max((slots - 1).bit_length(), 1), BLOCK=INSERTED,
         )  # fmt: skip
-        places = (triton.cdiv(size, BLOCK),)
-        _number[places](
-            table_H, part_starts_P1, number_H, counts_P, size, parts,
-            BY_BLOCK=parts <= MOST_PARTS, BLOCK=BLOCK,
-        )  # fmt: skip
-        _place[places](
-            table_H, part_starts_P1, number_H, counts_P, keys_U, size,
-            parts // len(slot_ends), parts, BLOCK=BLOCK,
-        )  # fmt: skip
-    if not batch:
-        if ids:
-            _rows_of_ids[(triton.cdiv(ids, BLOCK),)](place_N, number_H, rows_N, ids, BLOCK=BLOCK)
-        return keys_U, rows_N, [], counts_P, bad
-    torch.cumsum(lengths_B, 0, dtype=torch.int32, out=from_B1[1:])
-    first_slot = 0
-    for end_slot, to_B1 in zip(slot_ends, offsets, strict=True):
-        own = end_slot - first_slot
-        lengths = lengths_B[first_slot * batch : end_slot * batch].view(own, batch).t()
-        torch.cumsum(lengths.reshape(-1), 0, dtype=torch.int32, out=to_B1[1:])
-        if own:
-            _rows_of_bags[(triton.cdiv(own * batch, BLOCK),)](
-                place_N, number_H, from_B1, to_B1, rows_N,
-                own * batch, batch, own, first_slot * batch, sum(counts[:first_slot]), ids,
-                BLOCK=BLOCK,
+
+    def rows(
+        self, buckets: int, by_bucket: bool, padded: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the unique keys, and the row of every id among them.
+
+        Args:
+            buckets: of equally many parts each.
+            by_bucket: whether rows of each bucket count from zero.
+            padded: whether keys that are none are the size of the key space, for whoever counts.
+        """
+        starts, size = self.part_starts_P1, 1 << self.bits
+        number_H = torch.empty(size, dtype=torch.int32, device=starts.device)
+        rows_N = torch.empty(self.ids, dtype=torch.int32, device=starts.device)
+        keys_U = torch.empty(self.ids, dtype=starts.dtype, device=starts.device)
+        if padded:
+            keys_U.copy_(starts[-1:].expand(self.ids))
+        if self.ids:
+            places = (triton.cdiv(size, BLOCK),)
+            _number[places](
+                self._keys_H, starts, number_H, self.counts_P, size, self.parts,
+                BY_BLOCK=self.parts <= MOST_PARTS, BLOCK=BLOCK,
             )  # fmt: skip
-        first_slot = end_slot
-    return keys_U, rows_N, offsets, counts_P, bad
+            _place[places](
+                self._keys_H, starts, number_H, self.counts_P, keys_U, size,
+                self.parts // buckets, self.parts, BY_BUCKET=by_bucket, BLOCK=BLOCK,
+            )  # fmt: skip
+            _rows_of_ids[(triton.cdiv(self.ids, BLOCK),)](
+                self._place_N, number_H, rows_N, self.ids, BLOCK=BLOCK
+            )
+        return keys_U, rows_N
 
 
 def _zeros(device: torch.device, *tensors: tuple[int, torch.dtype]) -> list[torch.Tensor]:

@@ -5,7 +5,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_sharding import (
+    EmbeddingSharding,
+    EmbeddingShardingContext,
+    EmbeddingShardingInfo,
+    KJTListSplitsAwaitable,
+)
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
@@ -180,11 +185,28 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             if self._has_mean_pooling_callback:
                 self._init_mean_pooling_callback(batch.keys(), inverse_indices)
         with self.fused.input_dist(self._input_dists).noting(notes), splits_nothing(batch):
-            awaitable = super().input_dist(ctx, batch)
+            awaitable = self._send(ctx, batch)
         ctx.sharding_contexts[self.fused.index] = self.fused.context_of(awaitable)
         if ctx.divisor is not None:
             ctx.divisor[:, self._divisor_free] = 1
         return awaitable
+
+    def _send(
+        self, ctx: EmbeddingBagCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Starts the input dists of all shardings.
+
+        TorchRec splits the batch among them, for which it counts ids on the host.  If all tables
+        are fused, there is nothing to split.
+        """
+        if len(self._input_dists) > 1 or self._has_mean_pooling_callback:
+            return super().input_dist(ctx, batch)
+        ctx.variable_batch_per_feature = batch.variable_stride_per_key()
+        ctx.inverse_indices = batch.inverse_indices_or_none()
+        with torch.no_grad():
+            awaitables = [self._input_dists[0](batch)]
+        ctx.sharding_contexts.append(EmbeddingShardingContext())
+        return KJTListSplitsAwaitable(awaitables, ctx, self._module_fqn, self._sharding_types)
 
     @outside_inference_mode
     def output_dist(

@@ -88,6 +88,7 @@ class FusedTables:
             needs_weights=weighted and processed is None,
             beside_stock=len(shardings) > 1,
             device=device,
+            counted=not sharding.counted_on_device or len(shardings) > 1,
         )
         self._check_names: CheckNames | None = check_names
         self._forget_batches = on_uneven

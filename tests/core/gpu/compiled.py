@@ -54,17 +54,42 @@ class Compiled:
 
 def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Returns every kernel with the types of its arguments and its constants."""
-    from fusedrec_torchrec.core.gpu import checks, messages, row_numbers, sums
+    from fusedrec_torchrec.core.gpu import (
+        bags,
+        checks,
+        entries,
+        messages,
+        number_formats,
+        row_numbers,
+        slot_sums,
+        sums,
+    )
 
-    longs = "ends counts slot_ends rows starts shifts pieces from_B1 to_B1 part_starts"
+    longs = (
+        "ends counts slot_ends rows salts starts shifts pieces part_starts bag_ends tables "
+        "hashes runs sums shard_buckets out_firsts out_steps part_cells shard_owners first_rows "
+        "row_counts word_starts"
+    )
+    of_bags = {"ids": "*i64", "weights": "*i32", "starts": "*i32", "table_of_bag": "*i32",
+               "held_by": "*i32", "first_of": "*i32", "place_of_bag": "*i32", "bad": "*u8",
+               "means": "*u8", "cells": "*i32", "divisor": "*fp32", "words": "*i32"}  # fmt: skip
     flags = {"PLAIN": False, "BAGS": True, "WEIGHTED": True, "DIVIDED": True}
+    weighted = {"WEIGHTED": True, "STEPS": 5}
+    of_entries = {
+        "FIELDS": entries.FIELDS, "RELATIVE": True, "INDEXED": False,
+        "COLUMNS": 128,
+    }  # fmt: skip
     found = [
-        (checks._bad_lengths, {"lengths": "*i32", "bad": "*u8"}, {"BLOCK": 1024}),
+        (
+            checks._bad_lengths,
+            {"lengths": "*i32", "offsets": "*i32", "bad": "*u8"},
+            {"COUNTED": True, "BLOCK": 1024},
+        ),
         (
             row_numbers._insert,
             {"ids": "*i64", "hot_table": "*i32", "table": "*i32", "place_of_id": "*i32",
              "bad": "*u8"},
-            {"HOT": True, "STEPS": 5, "BLOCK": row_numbers.INSERTED},
+            {"HASHED": True, "HOT": True, "STEPS": 5, "BLOCK": row_numbers.INSERTED},
         ),
         (
             row_numbers._number,
@@ -74,18 +99,23 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (
             row_numbers._place,
             {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32", "keys": "*i32"},
-            {"BLOCK": 256},
+            {"BY_BUCKET": True, "BLOCK": 256},
         ),
         (
             row_numbers._rows_of_ids,
             {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32"},
             {"BLOCK": 256},
         ),
-        (
-            row_numbers._rows_of_bags,
-            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32",
-             "from_B1": "*i32", "to_B1": "*i32"},
-            {"BLOCK": 256},
+        *(
+            (bags._hash_bags, of_bags, {"IDS": ids, "BLOCK": bags.ELEMENTS // ids, **weighted})
+            for ids in (1, bags.MOST_IDS)
+        ),
+        (bags._insert_bags, of_bags, {"WEIGHTED": True, "BLOCK": bags.BLOCK}),
+        (bags._mark_units, of_bags, {"STEPS": 5, "BLOCK": bags.BLOCK}),
+        (bags._cells, of_bags, {"MEAN": True, "STEPS": 5, "BLOCK": bags.BLOCK}),
+        *(
+            (bags._pack_units, of_bags, {"IDS": ids, "BLOCK": bags.ELEMENTS // ids, **weighted})
+            for ids in (1, bags.MOST_IDS)
         ),
         (
             messages._pack,
@@ -103,7 +133,56 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             {"BLOCK": 512},
         ),
         (messages._unpack, {"messages": "*i32", "out": "*i32"}, {"BLOCK": 512}),
+        (
+            number_formats._largest,
+            {"rows": "*fp32", "largest": "*i32"},
+            {"FIELDS": number_formats.FIELDS, "BLOCK": 1024},
+        ),
+        *(
+            (
+                kernel,
+                {first: "*fp32", "wire": "*u8", "largest": "*i32"},
+                {"WIDE": True, "NARROW": True, "BYTES": True, "FIELDS": number_formats.FIELDS,
+                 "BLOCK": 1024, "COLUMNS": 128, **programs},
+            )
+            for kernel, first, programs in (
+                (number_formats._encode, "rows", {"PROGRAMS": 64}),
+                (number_formats._decode, "out", {}),
+            )
+        ),
+        *(
+            (
+                kernel,
+                {"rows": "*fp32", "threshold": "*fp32", "in_row": "*i32", "ranks": "*i64",
+                 "first_of_row": "*i64", "ties_of_row": "*i32", "limits": "*i32",
+                 "totals": "*i64", "positions": "*i64", "values": "*fp32", "where": "*u8",
+                 "columns": "*u8", "out": "*fp32"},
+                {name: value for name, value in {**of_entries, "BLOCK": block, "ROWS": rows}.items()
+                 if name in kernel.arg_names},
+            )
+            for kernel, block, rows in (
+                (entries._count, 0, 8), (entries._arrange, 512, 4), (entries._write, 1024, 4),
+                (entries._find, 512, 0), (entries._read, 1024, 8), (entries._take, 1024, 0),
+                (entries._put, 1024, 0),
+            )
+        ),
         (sums._row_addresses, {"out": "*i64"}, {"BLOCK": 512}),
+        *(
+            (
+                kernel,
+                {first: "*fp32", "addresses": "*i64", "slots": "*i64", "rows": "*i32",
+                 "offsets": "*i32", "weights": "*fp32", "out": "*fp32", "scale": "fp32"},
+                {
+                    "PLAIN": plain, "WEIGHTED": True,
+                    "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns,
+                },
+            )
+            for kernel, first in (
+                (slot_sums._slot_bag_sums, "flat"),
+                (slot_sums._slot_row_sums, "gradient"),
+            )
+            for plain, columns in ((False, 16), (False, 32), (True, 64), (True, 128))
+        ),
         *(
             (
                 kernel,
@@ -143,6 +222,8 @@ def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled
     results = []
     for kernel, signature, constants in kernels():
         name = kernel.__name__.removeprefix("_")
+        if "IDS" in constants:
+            name += f", {constants['IDS']} ids"
         if "COLUMNS" in constants:
             name += f", {constants['COLUMNS']} columns"
         if "*i64" in (signature.get("table"), signature.get("keys")):

@@ -111,5 +111,15 @@ def test_lengths_that_do_not_fit_the_ids(
 ) -> None:
     strides = [len(lengths) // 2] * 2
     for dtype in (torch.int32, torch.int64):
-        bad = checks.bad_lengths(torch.tensor(lengths, dtype=dtype), strides, counts)
+        lengths_B = torch.tensor(lengths, dtype=dtype)
+        offsets_B1 = torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+        ids = sum(counts)
+        bad = checks.bad_lengths(lengths_B, offsets_B1, ids, strides, counts)
         assert bool(bad) == is_bad and bad.dim() == 0 and bad.dtype == torch.bool
+        uncounted = checks.bad_lengths(lengths_B, offsets_B1, ids, strides, [])
+        assert bool(uncounted) == (sum(lengths) != ids or min(lengths, default=0) < 0)
+        if lengths:  # offsets that begin elsewhere, or are not those of the lengths
+            assert bool(checks.bad_lengths(lengths_B, offsets_B1 + 1, ids, strides, []))
+            other = torch.cat([lengths_B[1:], lengths_B[:1]])
+            fits = other.tolist() == lengths
+            assert bool(checks.bad_lengths(other, offsets_B1, ids, strides, [])) != fits or is_bad

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
 
 pytest.importorskip("triton")
 from fusedrec_torchrec.core.gpu import row_numbers
@@ -30,12 +31,15 @@ class Batch:
     slot_ends: list[int]
     batch: int
 
-    def arguments(self, hot: torch.Tensor | None = None, in_order: bool = True) -> tuple[Any, ...]:
-        lengths = self.lengths if in_order else self.lengths[:0]
+    def arguments(self, hot: torch.Tensor | None = None) -> tuple[Any, ...]:
         return (
-            self.ids, lengths, self.counts, self.rows, self.starts, self.shifts,
-            self.part_starts, hot, self.slot_ends, self.batch if in_order else 0,
+            self.ids, self.lengths[:0], self.counts, self.rows, self.starts, self.shifts,
+            self.part_starts, hot, self.slot_ends, 0,
         )  # fmt: skip
+
+    def of_batch(self) -> tuple[Any, ...]:
+        """What ``number_batch_rows`` wants but ids and offsets."""
+        return self.batch, self.rows, None, self.starts, self.shifts, self.part_starts, None
 
 
 def make(
@@ -91,9 +95,7 @@ def check(batch: Batch, hot: dict[int, int] | None = None) -> None:
     if hot is not None:
         pairs = torch.tensor(sorted(hot.items()), dtype=batch.part_starts.dtype).view(-1, 2)
         table = torch.ops.fusedrec.hot_table(pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
-    keys_U, rows_N, offsets, counts_P, bad = row_numbers.number_rows(
-        *batch.arguments(table, in_order=False)
-    )
+    keys_U, rows_N, offsets, counts_P, bad = row_numbers.number_rows(*batch.arguments(table))
     assert not offsets and not bool(bad) and bad.dtype == torch.bool and bad.dim() == 0
     wanted = keys_of(batch)
     if hot is not None:
@@ -135,26 +137,48 @@ def test_ids_find_their_keys(batch: Batch) -> None:
     check(batch)
 
 
-@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
 @EXAMPLES
-@given(batches())
-def test_bags_are_put_in_the_order_in_which_they_are_pooled(batch: Batch) -> None:
-    """The result is that of the C++ operator, but for the order of rows within a part."""
+@given(batches(), st.data())
+def test_offsets_of_bags_tell_which_slot_an_id_is_of(batch: Batch, data: st.DataObject) -> None:
+    """Rows count over all buckets; ids of other slots, behind the last one, are left alone."""
     if not batch.batch:
         return
-    want = torch.ops.fusedrec.number_rows(*batch.arguments())
-    got = row_numbers.number_rows(*batch.arguments())
-    assert got[3].tolist() == want[3].tolist()
-    own, first, slot, at = want[3].view(len(batch.slot_ends), -1).sum(1).tolist(), 0, 0, 0
-    for k, end in enumerate(batch.slot_ends):
-        ids = sum(batch.counts[slot:end])
-        mine = got[0][first : first + own[k]][got[1][at : at + ids].long()]
-        theirs = want[0][first : first + own[k]][want[1][at : at + ids].long()]
-        assert mine.equal(theirs)
-        offsets = want[2][k]
-        bags = (end - slot) * batch.batch
-        assert got[2][k].tolist() == (offsets.tolist() if offsets.numel() else [*range(bags + 1)])
-        first, slot, at = first + own[k], end, at + ids
+    others = data.draw(st.lists(st.integers(0, 99), max_size=4))
+    offset_dtype = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    ids_N = torch.cat([batch.ids, torch.tensor(others, dtype=batch.ids.dtype)])
+    offsets = torch.tensor([0, *batch.lengths.tolist(), *others]).cumsum(0)
+    keys_U, rows_N, counts_P, bad = row_numbers.number_batch_rows(
+        ids_N, offsets.to(offset_dtype), *batch.of_batch()
+    )
+    assert not bool(bad) and keys_U.numel() == rows_N.numel() == ids_N.numel()
+    unique, wanted = keys_U[: int(counts_P.sum())].long(), keys_of(batch)
+    assert sorted(unique.tolist()) == sorted(set(wanted.tolist()))
+    assert (unique[rows_N[: batch.ids.numel()].long()] == wanted).all()
+    places = torch.searchsorted(batch.part_starts.long(), unique, right=True) - 1
+    assert places.tolist() == sorted(places.tolist())
+    assert torch.bincount(places, minlength=counts_P.numel()).tolist() == counts_P.tolist()
+
+
+def test_raw_ids_are_hashed() -> None:
+    raw = [0, 1, -1, 2**63 - 1, -(2**63), 123456789]
+    batch = make([[[i] for i in raw], [[0], [1], [2], [3], [4], [5]]], [10, 6], [2], 2)
+    salts = torch.tensor([[1, table_salt("a")], [0, 0]])
+    offsets = torch.arange(13)
+    arguments = list(batch.of_batch())
+    arguments[2] = salts
+    keys_U, rows_N, _, bad = row_numbers.number_batch_rows(batch.ids, offsets, *arguments)
+    assert not bool(bad)
+    hashed = hash_ids(batch.ids[:6], salts[0, 1], torch.tensor(10))
+    batch.ids = torch.cat([hashed, batch.ids[6:]])
+    assert keys_U[rows_N.long()].tolist() == keys_of(batch).tolist()
+    huge = 2**62 + 12345
+    want = hash_ids(torch.tensor(raw), salts[0, 1], torch.tensor(huge))
+    one = make([[[0] for _ in raw]], [huge], [1], 1, torch.int64)
+    one.ids = torch.tensor(raw)
+    arguments = list(one.of_batch())
+    arguments[2] = salts[:1]
+    keys_U, rows_N, _, bad = row_numbers.number_batch_rows(one.ids, offsets[:7], *arguments)
+    assert not bool(bad) and keys_U[rows_N.long()].tolist() == want.tolist()
 
 
 def test_very_many_parts_and_ids_of_one_row() -> None:
@@ -165,14 +189,19 @@ def test_very_many_parts_and_ids_of_one_row() -> None:
 def test_an_id_out_of_range_is_told_and_overruns_nothing() -> None:
     for bad_id in (-1, 10, 2**31, -(2**62)):
         batch = make([[[1], [bad_id], [3]]], [10], [1], 2)
-        _, rows_N, _, counts_P, bad = row_numbers.number_rows(*batch.arguments())
+        _, rows_N, counts_P, bad = row_numbers.number_batch_rows(
+            batch.ids, torch.arange(4), *batch.of_batch()
+        )
         assert bool(bad) and int(rows_N.max()) < int(counts_P.sum()) <= 3
 
 
 def test_lengths_that_do_not_fit_overrun_nothing() -> None:
     batch = make([[[1, 2], [3], [4]], [[5], [], [6]]], [10, 10], [2], 2)
-    batch.lengths = torch.tensor([9, -3, 2, 8, 8, -9], dtype=torch.int32)
-    row_numbers.number_rows(*batch.arguments())
+    for offsets in ([0, 9, 6, 8, 16, 24, 15], [0, 0, 0, 0, 0, 0, 0], [-5, -4, -3, -2, -1, 0, 1]):
+        _, rows_N, counts_P, _ = row_numbers.number_batch_rows(
+            batch.ids, torch.tensor(offsets), *batch.of_batch()
+        )
+        assert int(rows_N.min()) >= 0 and int(rows_N.max()) <= max(int(counts_P.sum()) - 1, 0)
 
 
 @pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")

@@ -1,6 +1,7 @@
 """CUDA and NCCL, and tables in host memory; skipped without a GPU."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,32 @@ def test_weighted_and_variable_batches(gpu_cluster: Cluster, vbe: bool, weighted
         vbe=vbe,
         weighted=weighted,
         integers=False,
+        device="cuda",
+    )
+    gpu_cluster.run(run_and_check, case)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output_dtype": "fp16"},
+        {"length_dtype": "int64", "id_dtype": "int32"},
+        {"lengths": (0,)},
+        {"lengths": (0, 90), "integers": False},
+        {"batch_sizes": (0, 5)},
+    ],
+    ids=str,
+)
+def test_bags_of_all_slots_at_once(gpu_cluster: Cluster, settings: dict[str, Any]) -> None:
+    """What the kernels of ``core/gpu/slot_sums.py`` meet; slots are not in the batch's order."""
+    case = Case(tables=TABLES, batch_sizes=(7, 5), device="cuda")
+    gpu_cluster.run(run_and_check, dataclasses.replace(case, **settings))
+
+
+def test_half_precision_tables(gpu_cluster: Cluster) -> None:
+    case = Case(
+        tables=tuple(dataclasses.replace(t, dtype="fp16", pooling="sum") for t in TABLES),
+        batch_sizes=(7, 5),
         device="cuda",
     )
     gpu_cluster.run(run_and_check, case)

@@ -9,7 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
-from tests.case import Case, Table, batch, coefficients, initial_weight, sharded
+from tests.case import Case, Table, batch, coefficients, initial_weight, local_device, sharded
 from tests.cluster import Cluster
 from tests.parity import local_parts
 
@@ -38,9 +38,9 @@ def compare(case: Case, seed: int) -> None:
         features = raw(batch(case, step, rank))
         results = []
         for model, ids in ((inside, features), (outside, hashed(features, seed))):
-            outputs = model(ids)
+            outputs = model(ids.to(local_device(case)))
             sum(
-                (out * coefficients(case, step, rank, name, out)).sum()
+                (out * coefficients(case, step, rank, name, out).to(out.device)).sum()
                 for name, out in outputs.items()
             ).backward()
             results.append(outputs)

@@ -1,0 +1,173 @@
+"""Rows to sums of bags and back for all slots of a batch at once, on CUDA.
+
+A slot's bags stay where the batch has them, slot after slot, and go to the slot's columns of the
+output; rows are numbered over all buckets.  So there is one launch in each direction, whatever the
+number of tables, dimensions and poolings.  Backward adds gradients to rows by atomic additions: a
+row that very many bags have is not left to one program, but the order of the additions is left to
+chance.
+
+Shape suffixes: N ids, S slots, B bags (slots times samples), D columns of a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["slot_bag_sums", "slot_row_sums"]
+
+ELEMENTS = 512  # of the rows that a program has in hand
+MOST_BAGS = 16  # of a program: with more, registers are spilled
+MIXED_COLUMNS = 32  # of a program if dimensions differ: a cache line
+MOST_IDS = 64  # of a bag for one program, backward
+
+
+@triton.jit
+def _bags_of(slots, offsets, batch, first_column, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+    """Returns the bags of a program, ``BLOCK`` samples of the slot ``program_id(1)``.
+
+    They have no ids if the slot has no such columns.
+    """
+    slot = slots + 3 * tl.program_id(1)
+    dim = tl.multiple_of(tl.load(slot), 4)
+    column = tl.multiple_of(tl.load(slot + 1), 4)
+    sample = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = (sample < batch) & (first_column < dim)
+    bag = tl.program_id(1).to(tl.int64) * batch + sample
+    begin = tl.load(offsets + bag, mask=live, other=0).to(tl.int32)
+    length = tl.load(offsets + bag + 1, mask=live, other=0).to(tl.int32) - begin
+    divisor = tl.where(tl.load(slot + 2) > 0, tl.maximum(length, 1), 1).to(tl.float32)
+    d = first_column + tl.arange(0, COLUMNS)
+    is_there = live[:, None] & (d[None, :] < dim)
+    return sample, column + d, d, dim, is_there, begin, length, divisor
+
+
+@triton.jit
+def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
+    if PLAIN:  # noqa: SIM108 - Triton would compile both
+        at = row.to(tl.int64) * dim
+    else:
+        at = tl.load(addresses + row, mask=live, other=0)
+    return tl.multiple_of(at, [4])
+
+
+@triton.jit
+def _slot_bag_sums(
+    flat, addresses, slots, rows, offsets, weights, out, batch, stride,
+    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sums up the rows of some bags of a slot, ``COLUMNS`` of their columns."""
+    sample, to, d, dim, is_there, begin, length, divisor = _bags_of(
+        slots, offsets, batch, tl.program_id(2) * COLUMNS, BLOCK, COLUMNS
+    )
+    total = tl.zeros([BLOCK, COLUMNS], tl.float32)
+    for i in range(tl.max(length, 0)):
+        is_id = i < length
+        row = tl.load(rows + begin + i, mask=is_id, other=0)
+        at = _address(row, addresses, dim, PLAIN, is_id)
+        values = tl.load(
+            flat + at[:, None] + d[None, :], mask=is_id[:, None] & is_there, other=0.0
+        ).to(tl.float32)
+        if WEIGHTED:
+            values *= tl.load(weights + begin + i, mask=is_id, other=0.0)[:, None]
+        total += values
+    total = tl.div_rn(total, divisor[:, None])
+    line = sample[:, None] * stride
+    tl.store(out + line + to[None, :], total.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _slot_row_sums(
+    gradient, addresses, slots, rows, offsets, weights, out, batch, stride, shares, scale,
+    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Adds gradients of some bags of a slot to those of their rows; ``shares`` share long bags."""
+    sample, from_, d, dim, is_there, begin, length, divisor = _bags_of(
+        slots, offsets, batch, tl.program_id(2) // shares * COLUMNS, BLOCK, COLUMNS
+    )
+    line = sample[:, None] * stride
+    value = tl.load(gradient + line + from_[None, :], mask=is_there, other=0.0).to(tl.float32)
+    value = tl.div_rn(value * scale, divisor[:, None])
+    for i in range(tl.program_id(2) % shares, tl.max(length, 0), shares):
+        is_id = i < length
+        row = tl.load(rows + begin + i, mask=is_id, other=0)
+        to = _address(row, addresses, dim, PLAIN, is_id)
+        own = value
+        if WEIGHTED:
+            own = value * tl.load(weights + begin + i, mask=is_id, other=0.0)[:, None]
+        tl.atomic_add(
+            out + to[:, None] + d[None, :], own, mask=is_id[:, None] & is_there, sem="relaxed"
+        )
+
+
+def _shape(dims: list[int]) -> tuple[int, int, int]:
+    """Returns how many samples and columns a program takes, and how often there are as many."""
+    most = max(dims)
+    columns = triton.next_power_of_2(most)
+    if len(set(dims)) > 1:
+        columns = min(columns, MIXED_COLUMNS)
+    bags = min(max(ELEMENTS // columns, 1), MOST_BAGS)
+    return bags, columns, triton.cdiv(most, columns)
+
+
+def slot_bag_sums(
+    flat: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots_S3: torch.Tensor,
+    rows_N: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    weights_N: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Sums up rows of bags, and writes them to the columns of their slots.
+
+    Args:
+        flat: the rows.
+        addresses: where each begins; None if they lie one after another.
+        dims: of the buckets that slots are of.
+        slots_S3: for each slot its dimension, its first column, and whether it takes means.
+        rows_N: the row of each id, slot after slot.
+        offsets_B1: where bags begin among these.
+        weights_N: of the ids; None if all count once.
+        out: a line for each sample.
+    """
+    batch, slots = out.size(0), slots_S3.size(0)
+    if not batch or not slots:
+        return
+    block, columns, tiles = _shape(dims)
+    _slot_bag_sums[(triton.cdiv(batch, block), slots, tiles)](
+        flat, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch, out.stride(0),
+        PLAIN=addresses is None, WEIGHTED=weights_N is not None, BLOCK=block, COLUMNS=columns,
+    )  # fmt: skip
+
+
+def slot_row_sums(
+    gradient: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots_S3: torch.Tensor,
+    rows_N: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    weights_N: torch.Tensor | None,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """Adds gradients of bags to those of their rows, in float32.
+
+    Args:
+        gradient: of what ``slot_bag_sums`` has written.
+        scale: that gradients are multiplied by.
+        out: the sums, where the rows are; zeros at first.
+
+    The others are those of ``slot_bag_sums``.
+    """
+    batch, slots = gradient.size(0), slots_S3.size(0)
+    if not batch or not slots or not rows_N.numel():
+        return
+    block, columns, tiles = _shape(dims)
+    shares = min(triton.cdiv(triton.cdiv(rows_N.numel(), slots * batch), MOST_IDS), 64)
+    _slot_row_sums[(triton.cdiv(batch, block), slots, tiles * shares)](
+        gradient, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch,
+        gradient.stride(0), shares, scale,
+        PLAIN=addresses is None, WEIGHTED=weights_N is not None, BLOCK=block, COLUMNS=columns,
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Sums of rows for all slots of a batch, and of gradients by row: as torch has them."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+from fusedrec_torchrec.core.gpu import slot_sums
+
+
+@dataclass
+class Batch:
+    """Bags of slots of several buckets, and the rows that they are of."""
+
+    batch: int
+    dims: list[int]
+    slots: torch.Tensor
+    rows: list[torch.Tensor]
+    addresses: torch.Tensor | None
+    size: int
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None
+    width: int
+    generator: torch.Generator
+
+    def matrix(self, slot: int) -> torch.Tensor:
+        """Returns what turns all rows into the bags of a slot, [samples, rows]."""
+        matrix = torch.zeros(self.batch, sum(map(len, self.rows)) + 1)
+        mean = bool(self.slots[slot, 2])
+        for b in range(self.batch):
+            begin, end = self.offsets[slot * self.batch + b :][:2].tolist()
+            for i in range(begin, end):
+                weight = 1.0 if self.weights is None else float(self.weights[i])
+                matrix[b, int(self.ids[i])] += weight / (end - begin if mean else 1)
+        return matrix[:, :-1]
+
+    def address(self, row: int, dim: int) -> int:
+        return row * dim if self.addresses is None else int(self.addresses[row])
+
+    def row_matrix(self, flat: torch.Tensor, dim: int) -> torch.Tensor:
+        """Returns all rows as if they were of a dimension; those of others mean nothing."""
+        padded = torch.cat([flat, torch.zeros(dim)])
+        rows = sum(map(len, self.rows))
+        return (
+            torch.stack([padded[self.address(row, dim) :][:dim] for row in range(rows)])
+            if rows
+            else torch.zeros(0, dim)
+        )
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    dims = draw(st.lists(st.sampled_from([4, 12, 32, 64, 100]), min_size=1, max_size=3))
+    batch = draw(st.integers(0, 5))
+    slots, column, first, rows, ids, lengths = [], 0, 0, [], [], []
+    for dim in dims:
+        count = draw(st.integers(1, 6))
+        rows.append(torch.arange(first, first + count))
+        for _ in range(draw(st.integers(1, 3))):
+            slots.append([dim, column, draw(st.integers(0, 1))])
+            column += dim
+            for _ in range(batch):
+                lengths.append(draw(st.integers(0, 5)))
+                own = torch.randint(count, (lengths[-1],), generator=generator)
+                ids.append(own + first)
+        first += count
+    addresses, size = None, first * dims[0]
+    if len(dims) > 1:  # in any order
+        sizes = torch.tensor([dim for dim, own in zip(dims, rows, strict=True) for _ in own])
+        order = torch.randperm(first, generator=generator)
+        starts = sizes[order].cumsum(0) - sizes[order]
+        addresses = torch.empty(first, dtype=torch.int64).scatter_(0, order, starts)
+        size = int(sizes.sum())
+    flat_ids = torch.cat([*ids, torch.empty(0, dtype=torch.int64)]).int()
+    weights = torch.rand(flat_ids.numel(), generator=generator) if draw(st.booleans()) else None
+    return Batch(
+        batch, dims, torch.tensor(slots), rows, addresses, size, flat_ids,
+        torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64]))),
+        weights, column, generator,
+    )  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches(), st.sampled_from([torch.float32, torch.float16]))
+def test_bags_are_summed_into_the_columns_of_their_slots(batch: Batch, dtype: torch.dtype) -> None:
+    flat = torch.randn(batch.size, generator=batch.generator).to(dtype)
+    out = torch.full((batch.batch, batch.width + 3), 5.0, dtype=dtype)
+    slot_sums.slot_bag_sums(
+        flat, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets, batch.weights, out
+    )
+    for slot, (dim, column, _) in enumerate(batch.slots.tolist()):
+        want = batch.matrix(slot) @ batch.row_matrix(flat.float(), dim)
+        torch.testing.assert_close(out[:, column : column + dim], want.to(dtype))
+    assert (out[:, batch.width :] == 5).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches(), st.sampled_from([torch.float32, torch.float16]))
+def test_gradients_are_added_up_for_each_row(batch: Batch, dtype: torch.dtype) -> None:
+    gradient = torch.randn(batch.batch, batch.width + 3, generator=batch.generator).to(dtype)
+    out = torch.zeros(batch.size)
+    slot_sums.slot_row_sums(
+        gradient, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets,
+        batch.weights, 0.5, out,
+    )  # fmt: skip
+    want = torch.zeros(batch.size)
+    for slot, (dim, column, _) in enumerate(batch.slots.tolist()):
+        own = batch.matrix(slot).t() @ gradient[:, column : column + dim].float() / 2
+        for row in (
+            batch.ids[
+                int(batch.offsets[slot * batch.batch]) : int(
+                    batch.offsets[(slot + 1) * batch.batch]
+                )
+            ]
+            .unique()
+            .tolist()
+        ):
+            begin = batch.address(row, dim)
+            want[begin : begin + dim] += own[row]
+    torch.testing.assert_close(out, want)
+
+
+def test_a_long_bag_is_shared_by_programs() -> None:
+    ids = torch.arange(400, dtype=torch.int32) % 7
+    slots, offsets = torch.tensor([[8, 0, 1]]), torch.tensor([0, 400])
+    gradient, out = torch.ones(1, 8), torch.zeros(56)
+    slot_sums.slot_row_sums(gradient, None, [8], slots, ids, offsets, None, 1.0, out)
+    counts = torch.bincount(ids)
+    torch.testing.assert_close(out.view(7, 8), (counts / 400)[:, None].expand(7, 8))
