@@ -37,6 +37,9 @@ SIZE_FROM_VALUES = ("nonzero", "unique", "masked_select", "isin")
 # Operators of cuBLAS, which brings a CUDA runtime of its own and finds no GPU with it.
 CUBLAS = {"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm"}
 
+# Arguments of FBGEMM's backwards of Adam that are changed, although their schemas do not say so.
+CHANGED_ALL_THE_SAME = {f"momentum{i}_{place}" for i in (1, 2) for place in ("dev", "uvm")}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -96,6 +99,8 @@ class Call:
             return any(isinstance(v, torch.Tensor) and v.dtype in masks for v in self.values[1:])
         if self.name == "aten::repeat_interleave.Tensor":
             return self.kwargs.get("output_size") is None
+        if self.name == "aten::nonzero_static":
+            return False
         return self.func.namespace == "aten" and any(s in self.name for s in SIZE_FROM_VALUES)
 
     def uses_cublas(self) -> bool:
@@ -129,7 +134,8 @@ class Call:
         changed = {
             id(value)
             for argument in arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
+            if (argument.alias_info is not None and argument.alias_info.is_write)
+            or argument.name in CHANGED_ALL_THE_SAME
             for value in tree_flatten(named.get(argument.name))[0]
             if isinstance(value, torch.Tensor)
         }

@@ -11,7 +11,7 @@ from tests.emulated_cuda import device
 from tests.emulated_cuda.call import Call
 from tests.emulated_cuda.memory import cpu_view, is_on_device
 
-__all__ = ["collective", "replace_nccl"]
+__all__ = ["collective", "forget_waited", "replace_nccl"]
 
 GLOO = "cpu:gloo,cuda:gloo"
 # Views of tensors that gloo may still use after the call has returned.
@@ -46,6 +46,11 @@ def collective(call: Call) -> Any:
         ),
         results,
     )
+
+
+def forget_waited() -> None:
+    """Lets go of all tensors that collectives had; those still under way hold their own."""
+    _IN_USE.clear()
 
 
 def replace_nccl() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.emulated_cuda import device
 from tests.emulated_cuda.device import Event
 
-__all__ = ["Counts", "SyncPlaces", "counted"]
+__all__ = ["Counts", "SyncPlaces", "counted", "place"]
 
 LIBRARIES = ("fusedrec_torchrec", "torchrec", "fbgemm_gpu")
 MOST_FRAMES = 3
@@ -72,18 +72,20 @@ class SyncPlaces:
         yield
         waits = sum(event.kind == "sync" for event in device.events(first))
         if waits:
-            cls.places[f"{operator}: {_place()}"] += waits
+            cls.places[f"{operator}: {place()}"] += waits
 
 
-def _place() -> str:
+def place() -> str:
     """Returns the innermost lines of our code and of TorchRec's and FBGEMM's."""
-    lines = []
-    for frame in reversed(traceback.extract_stack()):
-        library = next((name for name in LIBRARIES if f"/{name}/" in frame.filename), None)
+    lines: list[str] = []
+    for frame, line in traceback.walk_stack(None):
+        name = frame.f_code.co_filename
+        library = next((library for library in LIBRARIES if f"/{library}/" in name), None)
         if library is not None:
-            path = frame.filename.rpartition(f"/{library}/")[2]
-            lines.append(f"{library}/{path}:{frame.lineno}")
-    return " < ".join(lines[:MOST_FRAMES]) or "elsewhere"
+            lines.append(f"{library}/{name.rpartition(f'/{library}/')[2]}:{line}")
+            if len(lines) == MOST_FRAMES:
+                break
+    return " < ".join(lines) or "elsewhere"
 
 
 @contextmanager

@@ -5,37 +5,243 @@ from typing import Any
 
 import torch
 
+from fusedrec_torchrec.codecs.codec import Codec, Entries
+from fusedrec_torchrec.codecs.dct import DctCodec, relative_to_largest
+from fusedrec_torchrec.codecs.int8 import Int8Codec
+from fusedrec_torchrec.codecs.numbers import NumberCodec
+from fusedrec_torchrec.codecs.wire import Wire
+from fusedrec_torchrec.core.gpu import FORMATS
 from fusedrec_torchrec.core.gpu.messages import SLACK_ONE
+from fusedrec_torchrec.exchange.hashing import hash_ids
 from tests.emulated_cuda.oracles import LEAVE, oracle
 
 INT32_MAX = torch.iinfo(torch.int32).max
 
 
 @oracle("fusedrec::bad_lengths")
-def bad_lengths(lengths: torch.Tensor, strides: list[int], counts: list[int]) -> torch.Tensor:
+def bad_lengths(
+    lengths: torch.Tensor, offsets: torch.Tensor, ids: int, strides: list[int], counts: list[int]
+) -> torch.Tensor:
     sums = [int(part.sum()) for part in lengths.split(strides)]
-    return torch.tensor(sums != counts or bool((lengths < 0).any()))
+    fits = bool(offsets[0] == 0) and offsets.diff().equal(lengths) and sum(sums) == ids
+    return torch.tensor(not fits or sums != (counts or sums) or bool((lengths < 0).any()))
+
+
+@oracle("fusedrec::number_batch_rows")
+def number_batch_rows(
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    batch: int,
+    rows: torch.Tensor,
+    salts: torch.Tensor | None,
+    starts: torch.Tensor,
+    shifts: torch.Tensor,
+    part_starts: torch.Tensor,
+    hot_table: torch.Tensor | None,
+) -> Any:
+    """Unique keys are as many as ids; rows are numbered over all buckets."""
+    ends = offsets[:: max(batch, 1)][: rows.numel() + 1]
+    counts = ends.diff().tolist() if batch else [0] * rows.numel()
+    keys_U = torch.full((ids.numel(),), int(part_starts[-1]), dtype=part_starts.dtype)
+    rows_N = torch.zeros(ids.numel(), dtype=torch.int32)
+    own = int(ends[-1]) if batch else 0
+    if min(counts) < 0 or own > ids.numel():  # lengths are wrong: nothing is overrun
+        counts_P = torch.zeros(part_starts.numel() - 1, dtype=torch.int64)
+        return keys_U, rows_N, counts_P, torch.tensor(False)
+    values = ids[:own]
+    if salts is not None:
+        salts_N, rows_of_N = (
+            x.repeat_interleave(torch.tensor(counts), dim=0) for x in (salts, rows)
+        )
+        values = torch.where(
+            salts_N[:, 0] != 0, hash_ids(values, salts_N[:, 1], rows_of_N), values.long()
+        )
+    none, one_bucket = torch.empty(0, dtype=torch.int32), [rows.numel()]
+    unique, numbers, _, counts_P, bad = torch.ops.fusedrec.number_rows(
+        values, none, counts, rows, starts, shifts, part_starts, hot_table, one_bucket, 0
+    )
+    keys_U[: unique.numel()] = unique
+    rows_N[:own] = numbers
+    return keys_U, rows_N, counts_P, bad
+
+
+def _bag_matrix(
+    slot: int, mean: int, batch: int, offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns positions of a slot's ids, the sample of each, and what samples are divided by."""
+    bounds = offsets[slot * batch : (slot + 1) * batch + 1].long()
+    at = torch.arange(int(bounds[0]), int(bounds[-1]))
+    lengths = bounds.diff()
+    divisor = lengths.clamp(min=1) if mean else torch.ones_like(lengths)
+    return at, torch.arange(batch).repeat_interleave(lengths), divisor[:, None].float()
+
+
+@oracle("fusedrec::slot_bag_sums")
+def slot_bag_sums(
+    flat: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    for slot, (dim, column, mean) in enumerate(slots.tolist()):
+        at, sample, divisor = _bag_matrix(slot, mean, out.size(0), offsets)
+        row = rows[at].long()
+        begin = row * dim if addresses is None else addresses[row]
+        values = flat[begin[:, None] + torch.arange(dim)].float()
+        if weights is not None:
+            values = values * weights[at][:, None]
+        sums = torch.zeros(out.size(0), dim).index_add_(0, sample, values)
+        out[:, column : column + dim] = (sums / divisor).to(out.dtype)
+
+
+@oracle("fusedrec::slot_row_sums")
+def slot_row_sums(
+    gradient: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    for slot, (dim, column, mean) in enumerate(slots.tolist()):
+        at, sample, divisor = _bag_matrix(slot, mean, gradient.size(0), offsets)
+        row = rows[at].long()
+        begin = row * dim if addresses is None else addresses[row]
+        values = (gradient[:, column : column + dim].float() * scale / divisor)[sample]
+        if weights is not None:
+            values = values * weights[at][:, None]
+        places = begin[:, None] + torch.arange(dim)
+        out.index_put_((places.flatten(),), values.flatten(), accumulate=True)
 
 
 @oracle("fusedrec::number_rows")
 def number_rows(**arguments: Any) -> Any:
-    """Unique keys are as many as ids, and bags always have offsets."""
-    ids, slot_ends = arguments["ids"].numel(), arguments["slot_ends"]
-    starts, batch = arguments["part_starts"], arguments["batch"]
+    """Unique keys are as many as ids."""
+    ids, starts = arguments["ids"].numel(), arguments["part_starts"]
     keys_U = torch.full((ids,), int(starts[-1]), dtype=starts.dtype)
-    bags = [(b - a) * batch for a, b in zip([0, *slot_ends[:-1]], slot_ends, strict=True)]
     try:
         unique, rows_N, offsets, counts_P, bad = torch.ops.fusedrec.number_rows(**arguments)
-    except RuntimeError:  # of lengths that are wrong: a kernel overruns nothing, and goes on
+    except RuntimeError:  # of counts that are wrong: a kernel overruns nothing, and goes on
         counts_P = torch.zeros(starts.numel() - 1, dtype=torch.int64)
-        nowhere = [torch.zeros(n + 1, dtype=torch.int32) for n in bags] if batch else []
-        return keys_U, torch.zeros(ids, dtype=torch.int32), nowhere, counts_P, torch.tensor(False)
+        return keys_U, torch.zeros(ids, dtype=torch.int32), [], counts_P, torch.tensor(False)
     keys_U[: unique.numel()] = unique
-    offsets = [
-        of_bucket if of_bucket.numel() else torch.arange(n + 1, dtype=torch.int32)
-        for of_bucket, n in zip(offsets, bags if batch else [], strict=True)
-    ]
     return keys_U, rows_N, offsets, counts_P, bad
+
+
+@oracle("fusedrec::ask_bags")
+def ask_bags(
+    ids: torch.Tensor,
+    lengths: torch.Tensor,
+    weights: torch.Tensor | None,
+    places: torch.Tensor,
+    cells: int,
+    tables: torch.Tensor,
+    rows: torch.Tensor,
+    means: torch.Tensor | None,
+    ends: torch.Tensor,
+    shards: torch.Tensor,
+    buckets: int,
+    ranks: int,
+) -> tuple[torch.Tensor, ...]:
+    """Distinct bags are those of the C++ operator; units are counted cell by cell."""
+    slots, parts = tables.numel(), buckets * ranks
+    bag_ends, runs, firsts, steps, part_cells = _split_places(places, ends, shards, parts)
+    bags = bag_ends.diff(prepend=bag_ends.new_zeros(1)).tolist()
+    counts = torch.zeros(2 * buckets, ranks, dtype=torch.int64)
+    cells_C, sums = torch.zeros(cells, dtype=torch.int32), torch.zeros(cells + 1).long()
+    divisor = torch.ones(0 if means is None else cells)
+    starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0).int()])
+    looks = torch.ones(slots, dtype=torch.bool)
+    try:
+        number_B = torch.ops.fusedrec.distinct_bags(
+            ids, lengths, weights, bags, tables, looks, 0.0
+        )[0].long()
+    except RuntimeError:  # of lengths that are wrong: a kernel overruns nothing, and goes on
+        return counts, cells_C, divisor, sums, starts, torch.tensor(False)
+    slot_B = torch.arange(slots).repeat_interleave(torch.tensor(bags))
+    slot_N = slot_B.repeat_interleave(lengths)
+    bad = ((ids < 0) | (ids >= rows[slot_N])).any()
+    filled, bag_B = lengths > 0, torch.arange(lengths.numel())
+    first_B = bag_B.clone()
+    first_G = torch.full((int(number_B.max()) + 1 if bag_B.numel() else 0,), bag_B.numel())
+    first_G.scatter_reduce_(0, number_B[filled], bag_B[filled], "amin")
+    first_B[filled] = first_G[number_B[filled]]
+    unit_B = torch.where(filled & (first_B == bag_B), (1 << 32) + lengths.long(), 0)
+
+    def own_cells(slot: int) -> list[tuple[int, torch.Tensor]]:
+        own = bag_B[slot_B == slot]
+        begin = int(ends[slot - 1]) if slot else 0
+        return [(x, own) for x in range(begin, int(ends[slot]))]
+
+    begin_B = (bag_ends - torch.tensor(bags))[slot_B] if bag_B.numel() else bag_B
+    for s in range(slots):
+        for x, own in own_cells(s):
+            sums[1 + runs[x] + own - begin_B[own]] = unit_B[own]
+    sums = sums.cumsum(0)
+    of_parts = sums[part_cells]
+    counts[:buckets] = (of_parts >> 32).diff().view(buckets, ranks)
+    counts[buckets:] = (of_parts & 0xFFFFFFFF).diff().view(buckets, ranks)
+    for s in range(slots):
+        for x, own in own_cells(s):
+            begin, end = part_cells[shards[0, x] * ranks], part_cells[(shards[0, x] + 1) * ranks]
+            first, column = first_B[own], x - (int(ends[s - 1]) if s else 0)
+            shard = ends[slot_B[first]] - ends.diff(prepend=ends.new_zeros(1))[slot_B[first]]
+            cell = torch.where(filled[own], runs[shard + column] + first - begin_B[first], end)
+            to = firsts[x] + steps[x] * (own - begin_B[own])
+            cells_C[to] = ((sums[cell] >> 32) - (sums[begin] >> 32)).int()
+            if means is not None and means[s]:
+                divisor[to] = lengths[own].clamp(min=1).float()
+    return counts, cells_C, divisor, sums, starts, bad
+
+
+def _split_places(
+    places: torch.Tensor, ends: torch.Tensor, shards: torch.Tensor, parts: int
+) -> tuple[torch.Tensor, ...]:
+    return places.split([ends.numel(), *[shards.size(1)] * 3, parts + 1])
+
+
+@oracle("fusedrec::pack_units")
+def pack_units(
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    places: torch.Tensor,
+    ends: torch.Tensor,
+    shards: torch.Tensor,
+    starts: torch.Tensor,
+    sums: torch.Tensor,
+    counts: torch.Tensor,
+    row_counts: torch.Tensor | None,
+    word_starts: list[int],
+    words: torch.Tensor,
+) -> Any:
+    """Units of a part are those of its cells, in order; the C++ operator writes them."""
+    buckets, ranks = counts.size(0) // 2, counts.size(1)
+    bag_ends = _split_places(places, ends, shards, buckets * ranks)[0]
+    bags_S = bag_ends.diff(prepend=bag_ends.new_zeros(1))
+    slot_X = torch.arange(ends.numel()).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+    order = torch.argsort(shards[0] * ranks + shards[1], stable=True)
+    of_slots = torch.arange(int(bags_S.sum())).split(bags_S.tolist())
+    bag_C = torch.cat([of_slots[s] for s in slot_X[order].tolist()])
+    row_C = shards[2][order].repeat_interleave(bags_S[slot_X[order]])
+    is_unit = (sums >> 32).diff() > 0
+    begins = list(word_starts)
+    if row_counts is not None:
+        begins = [a + b for a, b in zip(begins, row_counts.sum(0).tolist(), strict=False)]
+    bag_U, row_U = bag_C[is_unit].int(), row_C[is_unit].int()
+    try:
+        return torch.ops.fusedrec.pack_bags(
+            ids, starts.diff(), weights, bag_U, row_U,
+            counts[:buckets].contiguous(), counts[buckets:].contiguous(), begins, words,
+        )  # fmt: skip
+    except RuntimeError:  # they do not fit: what is written means nothing
+        return LEAVE
 
 
 @oracle("fusedrec::pack_rows")
@@ -55,24 +261,39 @@ def write_headers(
     granule: int,
     slack: int,
     stale: bool,
+    bag_buckets: int,
+    words_per_id: int,
 ) -> None:
-    ranks, buckets = messages.size(0), counts.size(0)
-    words = int(counts[:, :ranks].sum(0).max())
+    ranks, lines = messages.size(0), counts.size(0)
+    rows = lines - 2 * bag_buckets
+    words = int(_words(counts, ranks, bag_buckets, words_per_id).max())
     unit = SLACK_ONE * granule
     wanted = min((words * slack + unit - 1) // unit * granule, INT32_MAX) if slack else 0
     messages[:, :3] = torch.tensor([max(map(int, statuses)), wanted, int(words > capacity)])
-    messages[:, 3 : 3 + buckets] = counts[:, :ranks].t()
+    messages[:, 3 : 3 + lines] = counts[:, :ranks].t()
     if counts.size(1) > ranks:
-        messages[:, 3 + buckets] = int(stale)
-        messages[:, 4 + buckets : 4 + 2 * buckets] = counts[:, ranks]
+        messages[:, 3 + lines] = int(stale)
+        messages[:, 4 + lines : 4 + lines + rows] = counts[:rows, ranks]
+
+
+def _words(counts: torch.Tensor, ranks: int, bag_buckets: int, words_per_id: int) -> torch.Tensor:
+    units = counts.size(0) - bag_buckets
+    counts = counts[:, :ranks]
+    return counts[:units].sum(0) + words_per_id * counts[units:].sum(0)
 
 
 @oracle("fusedrec::collect_headers")
 def collect_headers(
-    messages: torch.Tensor, header: int, counts: torch.Tensor, statuses: torch.Tensor
+    messages: torch.Tensor,
+    header: int,
+    counts: torch.Tensor,
+    statuses: torch.Tensor,
+    bag_buckets: int,
+    words_per_id: int,
 ) -> torch.Tensor:
-    words_W = counts[:, : messages.size(0)].sum(0)
-    parts = [messages[:, :header], counts.t(), words_W, statuses]
+    words_W = _words(counts, messages.size(0), bag_buckets, words_per_id)
+    units = counts[: counts.size(0) - bag_buckets]
+    parts = [messages[:, :header], units.t(), words_W, statuses]
     return torch.cat([part.flatten().int() for part in parts])
 
 
@@ -87,3 +308,96 @@ def row_addresses(like: torch.Tensor, counts: list[int], dims: list[int]) -> tor
         for i in range(k, len(counts), buckets)
     ]
     return torch.cat(pieces)
+
+
+def wire_of(dims: list[int], formats: list[int], scales: list[float]) -> Wire:
+    """Returns the codecs that kernels stand for."""
+    codecs: list[Codec] = [
+        Int8Codec(dim)
+        if FORMATS[form] == "int8"
+        else NumberCodec.of(FORMATS[form], dim, scale if scale > 0 else None)
+        for dim, form, scale in zip(dims, formats, scales, strict=True)
+    ]
+    return Wire(codecs, dims)
+
+
+def _by_rank(counts: list[int], buckets: int) -> list[list[int]]:
+    return [counts[i : i + buckets] for i in range(0, len(counts), buckets)]
+
+
+@oracle("fusedrec::encode_rows")
+def encode_rows(
+    flat: torch.Tensor,
+    counts: list[int],
+    dims: list[int],
+    formats: list[int],
+    scales: list[float],
+) -> torch.Tensor:
+    wire = wire_of(dims, formats, scales)
+    return wire.encode(flat, _by_rank(counts, len(dims)), True)[0]
+
+
+@oracle("fusedrec::decode_rows")
+def decode_rows(
+    wire: torch.Tensor,
+    counts: list[int],
+    dims: list[int],
+    formats: list[int],
+    scales: list[float],
+    out: torch.Tensor,
+) -> None:
+    wire_of(dims, formats, scales).decode(wire, _by_rank(counts, len(dims)), out)
+
+
+def _dct(dim: int, rooms: list[int], relative: bool, index_bytes: int) -> DctCodec:
+    """Returns a codec whose messages have this room, and are indexed in this way."""
+    codec = DctCodec(dim, 0.5, 1, NumberCodec.of("fp32", 1), relative)
+    left = iter(rooms)
+    codec.room = lambda _: next(left)  # type: ignore[assignment]
+    codec._indexed = index_bytes > 0
+    return codec
+
+
+@oracle("fusedrec::encode_entries")
+def encode_entries(
+    rows: torch.Tensor,
+    threshold: torch.Tensor,
+    counts: list[int],
+    rooms: list[int],
+    relative: bool,
+    index_bytes: int,
+) -> tuple[torch.Tensor, ...]:
+    scores = relative_to_largest(rows) if relative else rows
+    codec = _dct(rows.size(1), rooms, relative, index_bytes)
+    streams, entries, _ = codec.encode_entries(rows, scores, threshold, counts)
+    totals = torch.stack([part.sum() for part in (~(scores.abs() < threshold)).split(counts)])
+    values, where, *columns = streams
+    columns = columns or [where[:0]]
+    return entries.positions_E, values.view(torch.float32), where, columns[0], totals
+
+
+@oracle("fusedrec::decode_entries")
+def decode_entries(
+    values: torch.Tensor,
+    where: torch.Tensor,
+    columns: torch.Tensor,
+    counts: list[int],
+    rooms: list[int],
+    index_bytes: int,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    codec = _dct(out.size(1), rooms, False, index_bytes)
+    streams = [values.view(torch.uint8), where, columns][: 3 if index_bytes else 2]
+    entries = codec.decode(streams, counts, out)
+    assert entries is not None
+    return entries.positions_E
+
+
+@oracle("fusedrec::take_entries")
+def take_entries(rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return Entries(positions).take(rows)
+
+
+@oracle("fusedrec::put_entries")
+def put_entries(values: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+    Entries(positions).put(values, out)

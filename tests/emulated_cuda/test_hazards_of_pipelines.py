@@ -1,0 +1,108 @@
+"""Fused tables in all pipelines: no race between streams, no memory given away too early."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from torchrec.distributed.train_pipeline import train_pipelines
+
+import fusedrec_torchrec as fr
+from tests.case import Case, Table, local_device
+from tests.cluster import Cluster
+from tests.emulated_cuda import is_emulated
+from tests.sharding.modules.test_pipelines import batches, build, pipelined, plain_loop
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not is_emulated(), reason="needs the emulated GPU (make test-cuda)"),
+]
+
+TABLES = (Table("a", 500, dim=8, pooling="mean"), Table("b", 330, dim=16), Table("c", 70, dim=8))
+PREFETCHING = "PrefetchTrainPipelineSparseDist"
+NAMES = (
+    "plain loop",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSparseDistLite",
+    "TrainPipelineFusedSparseDist",
+    "TrainPipelineSemiSync",
+    PREFETCHING,
+    "EvalPipelineSparseDist",
+)
+HOT = {
+    "cold": None,
+    "hot": fr.HotOptions(),
+    "adapting": fr.HotOptions(
+        adapt=fr.AdaptOptions(every=3, sample=1, counters=64, margin=1.0), hot_batches=True
+    ),
+}
+
+# Of FBGEMM's own, with stock tables, too.  While the forward of a batch reads rows in the cache,
+# the prefetch of the next one writes others: rows of a batch under way are locked, so that no other
+# row takes their places, and a row that leaves is of no batch under way.  What is compared here are
+# whole tensors.  Backward and prefetch do wait for each other.
+EXPLAINED = (
+    ("writes fbgemm::lru_cache_populate", "reads fbgemm::split_embedding_codegen_forward"),
+)
+
+
+def case_of(name: str, hot: str, kind: str = "ebc") -> Case:
+    tables = tuple(
+        dataclasses.replace(
+            t,
+            dim=8 if kind == "ec" else t.dim,
+            kernel="fused_uvm_caching" if name == PREFETCHING else "fused",
+            hot=None if hot == "cold" else tuple(range(0, t.rows, 7)),
+        )
+        for t in TABLES
+    )
+    return Case(
+        tables,
+        batch_sizes=(6, 6),
+        kind=kind,
+        optimizer="rowwise_adagrad",
+        integers=False,
+        settings=(("prefetch_pipeline", True),) if name == PREFETCHING else (),
+        device="cuda",
+        hot_options=HOT[hot],
+    )
+
+
+def evaluated(case: Case) -> None:
+    model = build(case).eval()
+    pipeline: Any = train_pipelines.EvalPipelineSparseDist(
+        model, model.fused_optimizer, local_device(case)
+    )
+    iterator = batches(case)
+    while True:
+        try:
+            pipeline.progress(iterator)
+        except StopIteration:
+            return
+
+
+def looked_at(case: Case, name: str) -> tuple[int, list[str]]:
+    """Returns how many streams were used, and what was found."""
+    from tests.emulated_cuda.hazards import hazards
+
+    with hazards() as found:
+        if name == "plain loop":
+            plain_loop(case)
+        elif name == "EvalPipelineSparseDist":
+            evaluated(case)
+        else:
+            pipelined(case, name)
+    reports = found.reports()
+    return len(found.streams), [r for r in reports if not _is_explained(r)]
+
+
+def _is_explained(report: str) -> bool:
+    return any(all(part in report for part in parts) for parts in EXPLAINED)
+
+
+@pytest.mark.parametrize("hot", HOT)
+@pytest.mark.parametrize("name", NAMES)
+def test_streams_wait_for_each_other(gpu_cluster: Cluster, name: str, hot: str) -> None:
+    for streams, reports in gpu_cluster.run(looked_at, case_of(name, hot), name):
+        assert streams > 1  # the default one, and that of collectives
+        assert not reports, "\n".join(reports)
