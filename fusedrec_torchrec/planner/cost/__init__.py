@@ -10,5 +10,6 @@
 ``memory``       bytes of a rank: tables, replicas of hot rows, buffers
 ``row_ranges``   which rows a rank owns, so that all are asked for as much
 ``straggle``     how much busier the busiest owner is, from sampled batches
+``roofline``     the least time of a step on GPUs, which nobody has measured
 ===============  ================================================================================
 """
