@@ -9,7 +9,7 @@ VENV := $(if $(filter 1.8,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults test-cuda check format docs figures quality bench mlperf \
+.PHONY: help setup demo test test-1.9 test-stacks test-all test-faults test-cuda test-gpu check format docs figures quality bench mlperf \
 	performance hot grid planner compression clean
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  the tests and the slow matrix, with both"
 	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
 	@echo "make test-cuda  the GPU tests on an emulated GPU, in .venv-cuda (8 GB)"
+	@echo "make test-gpu  the same on the GPUs of this machine, with benchmarks, into runs/gpu_report; in .venv-gpu"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
 	@echo "make figures   draws the figures of README and docs anew"
@@ -75,6 +76,21 @@ test-faults: $(READY)
 # One after another: every test has two ranks.  Not part of `make test`.
 test-cuda: .venv-cuda/.ready
 	.venv-cuda/bin/emulated python -m pytest -m gpu
+
+# The CUDA builds, for GPUs.
+.venv-gpu/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --upgrade pip
+	.venv-gpu/bin/python -m pip install --quiet 'torch==2.13.*' 'torchrec==1.8.*' 'fbgemm-gpu==1.8.*' \
+		--editable '.[train,test]'
+	touch $@
+
+# On real GPUs: doctor, tests, compute-sanitizer, benchmarks, and one report of all of it.
+test-gpu:
+	@nvidia-smi -L > /dev/null 2>&1 || \
+		(echo "make test-gpu needs a GPU: nvidia-smi finds none (make test-cuda emulates one)" && exit 2)
+	$(MAKE) .venv-gpu/.ready
+	.venv-gpu/bin/python -m tests.gpu_report --output runs/gpu_report
 
 # What CI has time for on the second stack.
 SELECTION := tests/compat \
@@ -173,4 +189,4 @@ quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)
 
 clean:
-	rm -rf .venv .venv-1.9 .venv-cuda site
+	rm -rf .venv .venv-1.9 .venv-cuda .venv-gpu site

@@ -5,8 +5,9 @@ Files, in reading order:
 - ``suite``: what is measured;
 - ``workload``, ``multi_hot``, ``hot``: models and batches of a workload, its bags, its hot rows;
 - ``systems``: the model sharded in different ways;
-- ``rank``, ``ranks``, ``links``, ``allocators``: one rank of a system, the processes of all its
-  ranks, emulated hosts to run them on, and how they keep memory;
+- ``rank``, ``ranks``, ``links``, ``allocators``, ``peak_memory``: one rank of a system, the
+  processes of all its ranks, emulated hosts to run them on, how they keep memory, and how much they
+  take at most;
 - ``measure``, ``run``: all systems on one workload, and all workloads of a suite;
 - ``requests``, ``bounds``, ``phases``, ``owners``: what a batch asks for, the least a step can
   cost, where its time goes, and how evenly owners are asked;

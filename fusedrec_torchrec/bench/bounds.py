@@ -24,7 +24,7 @@ from torchrec.distributed.types import ParameterSharding
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.compat.lookups import lookups_of
-from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.operators import available_on
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
@@ -74,7 +74,9 @@ class Bounds:
         assert isinstance(lookup, FusedLookup)
         self._look_up = lookup
         self._dims = [bucket.dim for bucket in module.fused.tables.buckets]
-        self._batches = [self._exchanged(module, batch) for batch in workload.batches]
+        self._device = fused.device
+        batches = [batch.to(self._device) for batch in workload.batches]
+        self._batches = [self._exchanged(module, batch) for batch in batches]
         self._make_buffers()
         self.operations: dict[str, Callable[[int], None]] = {
             "exchange": self._exchange,
@@ -87,7 +89,7 @@ class Bounds:
         received = module.input_dist(context, batch).wait().wait()[0]
         fused = context.sharding_contexts[0]
         assert isinstance(received, ReceivedRows) and isinstance(fused, FusedShardingContext)
-        words_in = torch.tensor(fused.words_in())
+        words_in = torch.tensor(fused.words_in(), device=self._device)
         words_out = torch.empty_like(words_in)
         dist.all_to_all_single(words_out, words_in)
         return _Batch(
@@ -105,17 +107,19 @@ class Bounds:
     def _make_buffers(self) -> None:
         out = max(sum(self._elements(b.counts_out)) for b in self._batches)
         received = max(sum(self._elements(b.counts_in)) for b in self._batches)
-        self._asked = torch.zeros(out)
-        self._owned = torch.zeros(received)
+        self._asked = torch.zeros(out, device=self._device)
+        self._owned = torch.zeros(received, device=self._device)
         ids = max(sum(b.words_out) + sum(b.words_in) for b in self._batches)
-        self._ids_out = torch.zeros(ids, dtype=torch.int32)
-        self._ids_in = torch.zeros(ids, dtype=torch.int32)
+        self._ids_out = torch.zeros(ids, dtype=torch.int32, device=self._device)
+        self._ids_in = torch.zeros(ids, dtype=torch.int32, device=self._device)
         self._outputs = [
-            torch.zeros(max(b.bags[k].output.num_bags for b in self._batches), dim)
+            torch.zeros(
+                max(b.bags[k].output.num_bags for b in self._batches), dim, device=self._device
+            )
             for k, dim in enumerate(self._dims)
         ]
         self._distinct = [
-            torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim)
+            torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim, device=self._device)
             if any(b.bags[k].copies is not None for b in self._batches)
             else None
             for k, dim in enumerate(self._dims)
@@ -156,7 +160,7 @@ class Bounds:
 
 def _pool(rows: torch.Tensor, bags: Bags, out: torch.Tensor) -> None:
     """Pools rows by the faster of the two ways that there are on this machine."""
-    if native.available_on(rows.device):
+    if available_on(rows.device, "bag_sums"):
         torch.ops.fusedrec.bag_sums(
             *(rows, None, rows.size(1), bags.rows_N, bags.offsets_B1, None, None, 1, 0),
             out[: bags.num_bags],

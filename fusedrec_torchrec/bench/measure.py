@@ -12,7 +12,13 @@ from typing import Any
 from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, headline_of
+from fusedrec_torchrec.bench.suite import (
+    HOT_SYSTEMS,
+    STOCK_DEDUP,
+    SuiteConfig,
+    WorkloadConfig,
+    headline_of,
+)
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED
 from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
@@ -101,6 +107,11 @@ def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None
             reasons[name] = "sequences have no bags that an owner could pool"
     elif size > suite.data_parallel_mib << 20:
         reasons["data_parallel"] = f"tables have {size >> 20} MiB, more than data_parallel_mib"
+    for name in STOCK_DEDUP:
+        if workload.module != "ec":
+            reasons[name] = "TorchRec makes ids of sequences unique, not those of bags"
+        elif suite.device == "cpu":
+            reasons[name] = "TorchRec makes ids unique on CUDA only"
     if workload.ranks % 2:
         reasons["table_row_wise"] = "two emulated nodes need an even number of ranks"
     return {name: reason for name, reason in reasons.items() if name in workload.systems}

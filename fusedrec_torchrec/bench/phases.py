@@ -16,8 +16,10 @@ def phases_of(fused: System, workload: Workload, steps: int) -> dict[str, float]
 
     ``update`` is FBGEMM's part of backward, from the arrival of the gradients to the end;
     ``other`` is what no stage accounts for; ``step`` is the whole.  There are none if the plan has
-    no fused table.
+    no fused table, and none on CUDA, where a stage ends before its work is done.
     """
+    if fused.device.type == "cuda":
+        return {}
     names = [*STAGES, "update", "other", "step"]
     totals = dict.fromkeys(names, 0.0)
     for number in range(steps):

@@ -21,9 +21,16 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.bench.bounds import Bounds, bounded
 from fusedrec_torchrec.bench.owners import owner_requests
+from fusedrec_torchrec.bench.peak_memory import forget_peak, memory
 from fusedrec_torchrec.bench.phases import phases_of
 from fusedrec_torchrec.bench.requests import requests_of
-from fusedrec_torchrec.bench.suite import HOT_SYSTEMS, SuiteConfig, WorkloadConfig, steps_alike
+from fusedrec_torchrec.bench.suite import (
+    HOT_SYSTEMS,
+    STOCK_DEDUP,
+    SuiteConfig,
+    WorkloadConfig,
+    steps_alike,
+)
 from fusedrec_torchrec.bench.systems import build, planner_picks
 from fusedrec_torchrec.bench.workload import Workload, open_source
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
@@ -41,8 +48,12 @@ class Rank:
         suite = from_mapping(SuiteConfig, job["suite"])
         config = from_mapping(WorkloadConfig, job["workload"])
         torch.set_num_threads(suite.threads)
+        on_cuda, number = suite.device == "cuda", int(os.environ["LOCAL_RANK"])
+        self._device = torch.device("cuda", number) if on_cuda else torch.device("cpu")
+        if on_cuda:
+            torch.cuda.set_device(self._device)
         dist.init_process_group(
-            "gloo",
+            "nccl" if on_cuda else "gloo",
             init_method=f"file://{job['store']}",
             rank=int(os.environ["RANK"]),
             world_size=config.ranks,
@@ -52,25 +63,31 @@ class Rank:
         self._workload = Workload.make(
             config, source, dist.get_rank(), hot_rows=job["system"] in HOT_SYSTEMS
         )
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        self._memory_before = _memory("VmRSS")
-        self._system = build(job["system"], self._workload)
+        self._batches = [batch.to(self._device) for batch in self._workload.batches]
+        self._forget_peak()
+        self._memory_before = (
+            torch.cuda.memory_allocated(self._device) if on_cuda else memory("VmRSS")
+        )
+        self._system = build(job["system"], self._workload, self._device)
+        # What planning and the making of a profile took for a while is no part of training.
+        self._forget_peak()
         for step in range(suite.warm_up):
             self._system.step(self._batch(step))
         self._bounds: Bounds | None = None
 
     def _batch(self, number: int) -> Any:
-        return self._workload.batches[number % len(self._workload.batches)]
+        return self._batches[number % len(self._batches)]
 
     def step(self, numbers: list[int]) -> float:
         """Returns the seconds of a training step, as a mean over the batches of these numbers."""
-        return _seconds(lambda number: self._system.step(self._batch(number)), numbers)
+        return self._seconds(lambda number: self._system.step(self._batch(number)), numbers)
 
     def bound(self, operation: str, numbers: list[int]) -> float:
         """Returns the seconds of an operation of the lower bound, for the same batches."""
         assert self._bounds is not None
-        count = len(self._workload.batches)
-        return _seconds(self._bounds.operations[operation], [number % count for number in numbers])
+        count = len(self._batches)
+        numbers = [number % count for number in numbers]
+        return self._seconds(self._bounds.operations[operation], numbers)
 
     def wire(self) -> list[dict[str, Any]]:
         """Returns the collectives of the first step; of eight steps if not all are alike.
@@ -94,7 +111,8 @@ class Rank:
 
     def requests(self) -> dict[str, int]:
         """Returns what the first batch asks for."""
-        return requests_of(self._workload, self._system.plan)
+        dedup = self._system.name in STOCK_DEDUP
+        return requests_of(self._workload, self._system.plan, dedup)
 
     def make_bounds(self) -> list[str]:
         """Makes the lower bounds ready, and returns their names; there are none for some plans."""
@@ -116,29 +134,36 @@ class Rank:
         return owner_requests(self._workload)
 
     def memory(self) -> int:
-        """Returns peak memory in bytes, beyond what was used before the model was built."""
-        return _memory("VmHWM") - self._memory_before
+        """Returns the peak of steps in bytes, beyond what was used before the model was built."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._memory_before
+        return memory("VmHWM") - self._memory_before
 
+    def _forget_peak(self) -> None:
+        """Has the peak of memory count from here."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            forget_peak()
 
-def _seconds(function: Callable[[int], None], numbers: list[int]) -> float:
-    """Returns the mean seconds of a call.
+    def _seconds(self, function: Callable[[int], None], numbers: list[int]) -> float:
+        """Returns the mean seconds of a call, all work on the device included.
 
-    One call before does not count: caches are those of whatever ran last.
-    """
-    function(numbers[-1])
-    dist.barrier()
-    begun = time.perf_counter()
-    for number in numbers:
-        function(number)
-    return (time.perf_counter() - begun) / len(numbers)
+        One call before does not count: caches are those of whatever ran last.
+        """
+        function(numbers[-1])
+        dist.barrier()
+        self._finish()
+        begun = time.perf_counter()
+        for number in numbers:
+            function(number)
+        self._finish()
+        return (time.perf_counter() - begun) / len(numbers)
 
-
-def _memory(name: str) -> int:
-    """Returns the bytes of this process's memory: now (VmRSS) or at most (VmHWM)."""
-    status = Path("/proc/self/status").read_text()
-    return next(
-        int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name)
-    )
+    def _finish(self) -> None:
+        """Waits until the device has done all that it was asked to do."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def main(job_file: str) -> None:

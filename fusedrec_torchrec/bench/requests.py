@@ -55,14 +55,14 @@ class TableRequests:
         rows = len(self.distinct_rows)
         return rows if self.bags is None else min(rows, self.distinct_bags)
 
-    def units(self, sharding_type: str, first_row: int, rows: int) -> int:
+    def units(self, sharding_type: str, first_row: int, rows: int, dedup: bool = False) -> int:
         """Returns how many units the owner of a shard is asked for.
 
         Fused tables send distinct rows or distinct bags; TorchRec's send a row for each bag, or
-        for each id of a sequence.
+        for each id of a sequence, or for each distinct one with their own dedup.
         """
         ends = (first_row, first_row + rows)
-        if sharding_type == FUSED:
+        if sharding_type == FUSED or (dedup and self.bags is None):
             return int(np.diff(np.searchsorted(self.distinct_rows, ends))[0])
         if sharding_type in OWNER_POOLED:
             return self.distinct_bags
@@ -71,12 +71,15 @@ class TableRequests:
         return self.bags if rows else 0
 
 
-def requests_of(workload: Workload, plan: Mapping[str, ParameterSharding]) -> dict[str, int]:
+def requests_of(
+    workload: Workload, plan: Mapping[str, ParameterSharding], dedup: bool = False
+) -> dict[str, int]:
     """Returns what this rank's first batch asks for.
 
     Args:
         workload: the batches.
         plan: how the tables are sharded.
+        dedup: whether stock shardings of sequences make ids unique.
 
     Returns:
         ``ids``; ``outputs``, the rows of output they make; ``unique``, the distinct rows among
@@ -95,7 +98,7 @@ def requests_of(workload: Workload, plan: Mapping[str, ParameterSharding]) -> di
         result["least_elements"] += asked.least * dim
         for shard in _shards(plan[name]):
             (first_row, _), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-            elements = columns * asked.units(plan[name].sharding_type, first_row, rows)
+            elements = columns * asked.units(plan[name].sharding_type, first_row, rows, dedup)
             if shard.placement.rank() == rank:
                 result["own_elements"] += elements
             else:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from fusedrec_torchrec.bench.allocators import missing_allocator
@@ -52,7 +53,7 @@ def run_suite(
             name = workload.name if len(suite.allocators) == 1 else f"{workload.name}, {allocator}"
             bar.set_description(name)
             done = bar.n
-            reason = _obstacle(workload, prepared) or missing_allocator(allocator)
+            reason = _obstacle(suite, workload, prepared) or missing_allocator(allocator)
             if reason is not None:
                 document["left_out"][name] = reason
             else:
@@ -73,8 +74,14 @@ def run_suite(
     return document
 
 
-def _obstacle(workload: WorkloadConfig, prepared: str | None) -> str | None:
+def _obstacle(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None) -> str | None:
     """Returns why a workload cannot be run here; None if it can."""
     if workload.data == "criteo" and prepared is None:
         return "needs data in Criteo's format: --data FILE_OR_FOLDER"
+    if suite.device == "cuda":
+        gpus = torch.cuda.device_count()
+        if workload.ranks > gpus:
+            return f"needs {workload.ranks} GPUs, there are {gpus}"
+        if workload.link:
+            return f"link {workload.link} is emulated for gloo only, device is cuda"
     return unavailable(workload.link)

@@ -11,6 +11,7 @@ from fusedrec_torchrec.access.synthetic import BagKind
 from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.codecs.options import NARROW, CodecOptions, Codecs
 from fusedrec_torchrec.core.config import from_mapping, section, to_mapping
+from fusedrec_torchrec.core.device import Device
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
@@ -27,6 +28,7 @@ __all__ = [
     "MLPERF_SIZES",
     "OURS",
     "PLANNED_SYSTEMS",
+    "STOCK_DEDUP",
     "SYSTEMS",
     "SuiteConfig",
     "SystemName",
@@ -38,6 +40,8 @@ __all__ = [
 SystemName = Literal[
     StockSharding,
     "table_row_wise",
+    "table_wise_dedup",
+    "row_wise_dedup",
     "planner",
     "fused_row_wise",
     "fused_table_wise",
@@ -66,6 +70,8 @@ PLANNED_SYSTEMS = (
     FUSED_PLANNER,
     FUSED_PROFILED,
 )
+# TorchRec's shardings of sequences, with its own dedup of ids (use_index_dedup).
+STOCK_DEDUP = {"table_wise_dedup": "table_wise", "row_wise_dedup": "row_wise"}
 # How rows and gradients travel.  The last is what the paper on DCT has for model parallelism.
 CODEC_SYSTEMS: dict[str, Codecs] = {
     **{
@@ -196,6 +202,8 @@ class SuiteConfig:
             fused_fp16 and the like have codecs. fused_planner is the plan of FusedShardingPlanner,
             fused_table_wise deals whole tables to ranks, fused_column_wise splits the columns of
             each over all ranks, and fused_mixed has the three fused shardings by turns.
+            table_wise_dedup and row_wise_dedup are TorchRec's, of sequences, with its own dedup.
+        device: Where it runs: processes on CPU with gloo, or one for each GPU with NCCL.
         pairs: Rounds; in each, every system runs once, so that ratios are of neighbours in time.
         steps: Training steps of one measurement.
         warm_up: Steps of each system before the first measurement.
@@ -209,10 +217,13 @@ class SuiteConfig:
 
     systems: list[SystemName] = Field(
         default=[
-            name for name in SYSTEMS if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS}
+            name
+            for name in SYSTEMS
+            if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP}
         ],
         min_length=1,
     )
+    device: Device = "cpu"
     pairs: int = Field(default=7, ge=5)
     steps: int = Field(default=4, ge=1)
     warm_up: int = Field(default=3, ge=1)

@@ -37,8 +37,9 @@ from fusedrec_torchrec.bench.suite import (
     FUSED_PROFILED,
     HOT_SYSTEMS,
     OURS,
+    STOCK_DEDUP,
 )
-from fusedrec_torchrec.bench.workload import CPU, Model, Workload, outputs_of
+from fusedrec_torchrec.bench.workload import Model, Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
@@ -66,9 +67,10 @@ class System:
     def __init__(self, name: str, model: DistributedModelParallel) -> None:
         self.name = name
         self.model = model
+        self.device: torch.device = model.device
         dense = [p for p in model.parameters() if name == "data_parallel"]
         self._optimizer = torch.optim.SGD(dense, lr=0.02) if dense else None
-        self._noise = torch.empty(0)
+        self._noise = torch.empty(0, device=self.device)
 
     @property
     def plan(self) -> Mapping[str, ParameterSharding]:
@@ -100,7 +102,8 @@ class System:
         """
         if self._noise.numel() < shape.numel():
             generator = torch.Generator().manual_seed(0)
-            self._noise = torch.randn(2 * shape.numel(), generator=generator).div_(1024)
+            noise = torch.randn(2 * shape.numel(), generator=generator).div_(1024)
+            self._noise = noise.to(self.device)
         return self._noise[: shape.numel()].view(shape)
 
 
@@ -111,16 +114,16 @@ def _fresh(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def build(name: str, workload: Workload) -> System:
-    """Shards the workload's model; must be called on all ranks."""
+def build(name: str, workload: Workload, device: torch.device) -> System:
+    """Shards the workload's model on this rank's device; must be called on all ranks."""
     model = workload.model()
     with _emulated_nodes(2 if name == "table_row_wise" else 1):
         sharder = _sharder(name, workload)
-        plan = _plan(name, workload, model, sharder)
+        plan = _plan(name, workload, model, sharder, device.type)
         sharded = DistributedModelParallel(
             module=model,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=CPU,
+            device=device,
             plan=plan,
             sharders=[sharder],
         )
@@ -138,16 +141,23 @@ def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
         options = ExchangeOptions(codecs=CODEC_SYSTEMS.get(name))
         return fused(fused_params=dict(OPTIMIZER), options=options, hot=hot)
     stock = EmbeddingCollectionSharder if is_ec else EmbeddingBagCollectionSharder
+    if name in STOCK_DEDUP:
+        assert is_ec, name
+        return EmbeddingCollectionSharder(fused_params=dict(OPTIMIZER), use_index_dedup=True)
     return stock(fused_params=dict(OPTIMIZER))
 
 
 def _plan(
-    name: str, workload: Workload, model: Model, sharder: ModuleSharder[torch.nn.Module]
+    name: str,
+    workload: Workload,
+    model: Model,
+    sharder: ModuleSharder[torch.nn.Module],
+    device_type: str,
 ) -> ShardingPlan:
     ranks, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
     if name == "planner":
         planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=ranks, compute_device="cpu", local_world_size=local),
+            topology=Topology(world_size=ranks, compute_device=device_type, local_world_size=local),
             batch_size=workload.config.batch_size,
             constraints=_constraints(workload),
             debug=False,
@@ -156,7 +166,7 @@ def _plan(
         assert group is not None
         return planner.collective_plan(model, [sharder], group)
     if name in (FUSED_PLANNER, FUSED_PROFILED):
-        fused_planner = _fused_planner(workload, profiled=name == FUSED_PROFILED)
+        fused_planner = _fused_planner(workload, name == FUSED_PROFILED, device_type)
         return fused_planner.collective_plan(model, [sharder], dist.group.WORLD)
     owners = _dealt_owners(name, workload)
     generators = {
@@ -169,7 +179,7 @@ def _plan(
         sharder=sharder,
         world_size=ranks,
         local_size=local,
-        device_type="cpu",
+        device_type=device_type,
     )
     return ShardingPlan({"embeddings": module_plan})
 
@@ -217,17 +227,20 @@ def planner_picks(workload: Workload) -> dict[str, int]:
     return dict(Counter(sharding.sharding_type for sharding in tables.values()))
 
 
-def _fused_planner(workload: Workload, profiled: bool = False) -> FusedShardingPlanner:
+def _fused_planner(
+    workload: Workload, profiled: bool = False, device_type: str = "cpu"
+) -> FusedShardingPlanner:
     """Returns our planner, which is told as much as TorchRec's: how many ids a bag has.
 
     Args:
         workload: what to plan for.
         profiled: whether it is told more, how rows and bags of the batches are used.
+        device_type: where tables live.
     """
     config = workload.config
     return FusedShardingPlanner(
         topology=Topology(
-            world_size=config.ranks, compute_device="cpu", local_world_size=config.ranks
+            world_size=config.ranks, compute_device=device_type, local_world_size=config.ranks
         ),
         batch_size=config.batch_size,
         constraints=None if profiled else _constraints(workload),
@@ -250,6 +263,7 @@ def _stock_generator(name: str, owner: int, ranks: int) -> ParameterShardingGene
 
     None if the system is not one of TorchRec's.
     """
+    name = STOCK_DEDUP.get(name, name)
     if name == "table_wise":
         return table_wise(rank=owner, compute_kernel="fused")
     if name == "column_wise":

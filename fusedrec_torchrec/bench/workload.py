@@ -21,7 +21,6 @@ __all__ = ["Model", "Workload", "dims_of", "open_source", "outputs_of", "table_b
 
 BATCHES = 8
 HOT_BATCHES = 4  # that are hot; there are fewer of these
-CPU = torch.device("cpu")
 
 
 class Model(nn.Module):

@@ -83,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         from fusedrec_torchrec.bench.run import run_suite
 
+        _check_device(suite)
+
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepared(arguments, Path(scratch))
             document = run_suite(
@@ -107,10 +109,20 @@ def _suite(arguments: argparse.Namespace) -> SuiteConfig:
     return from_mapping(SuiteConfig, with_overrides(data, arguments.set), source)
 
 
+def _check_device(suite: SuiteConfig) -> None:
+    """Refuses CUDA where there is no GPU."""
+    import torch
+
+    if suite.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no CUDA device")
+
+
 def _validate(arguments: argparse.Namespace) -> int:
     suite = None
     if arguments.suite is None or not arguments.suite.is_dir():
         suite = _suite(arguments)
+        if suite.device != "cpu":
+            raise ValueError(f"device is {suite.device}, must be cpu with --validate-planner")
         suite.chosen(arguments.only)
     _check_data(arguments)
 

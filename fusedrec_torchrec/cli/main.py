@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         bench,
         calibrate,
         checkpoint,
+        doctor,
         inspect,
         plan,
         prepare,
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     data, planning = (prepare, profile, separate), (plan, simulate, calibrate)
-    for module in (train, checkpoint, *data, *planning, bench, inspect, version):
+    for module in (train, checkpoint, *data, *planning, bench, inspect, doctor, version):
         module.add_command(commands)
     return parser
 

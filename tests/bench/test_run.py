@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torchrec.distributed.types import ParameterSharding
 
 from fusedrec_torchrec.access.synthetic import BagKind
@@ -22,12 +23,16 @@ from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
     HOT_SYSTEMS,
     PLANNED_SYSTEMS,
+    STOCK_DEDUP,
     SYSTEMS,
     SuiteConfig,
+    SystemName,
     WorkloadConfig,
 )
 from fusedrec_torchrec.cli.main import main
-from tests.cli.command import fusedrec
+from tests.cli.command import ROOT, fusedrec
+from tests.emulated_cuda import is_emulated
+from tests.emulated_cuda.program import executable
 from tests.warm import interpreter
 
 TINY = WorkloadConfig(name="tiny", batch_size=64, tables=3, rows=50, dims=[8, 4], pooling=2)
@@ -52,7 +57,7 @@ def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None
     assert load_results(tmp_path / RESULTS) == document
     (result,) = document["results"]
     figures = WorkloadFigures(result)
-    named = {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS}
+    named = {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP}
     assert set(figures.systems) == set(SYSTEMS) - named
     assert all(len(times) == 5 for times in result["measured"]["seconds"].values())
     assert figures.fused is not None and figures.fused.collectives == 3
@@ -119,6 +124,52 @@ def test_bounds_of_our_planners_plan_on_one_hot_data(tmp_path: Path) -> None:
     assert figures.row_bytes == figures.least_row_bytes
 
 
+@pytest.mark.usefixtures("_warm_ranks")
+def test_torchrecs_own_dedup_is_for_sequences_on_cuda(tmp_path: Path) -> None:
+    systems: list[SystemName] = ["row_wise_dedup", "fused_row_wise"]
+    workloads = [
+        dataclasses.replace(TINY, name="ec", module="ec", dims=[8], systems=systems),
+        dataclasses.replace(TINY, name="ebc", systems=systems),
+    ]
+    suite = SuiteConfig(**QUICK, workloads=workloads)  # type: ignore[arg-type]
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    reasons = [result["measured"]["left_out"]["row_wise_dedup"] for result in document["results"]]
+    assert reasons[0] == "TorchRec makes ids unique on CUDA only"
+    assert reasons[1] == "TorchRec makes ids of sequences unique, not those of bags"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="as on a machine without a GPU")
+def test_cuda_without_a_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = str(ROOT / "benchmarks" / "gpu.yaml")
+    assert main(["bench", suite, "--output", str(tmp_path), "--quiet"]) == 2
+    assert "device is cuda, but torch finds no CUDA device" in capsys.readouterr().err
+    assert main(["bench", suite, "--validate-planner", "--output", str(tmp_path)]) == 2
+    assert "device is cuda, must be cpu with --validate-planner" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_emulated():
+        monkeypatch.setattr(sys, "executable", executable(tmp_path))
+    ranks = min(2, torch.cuda.device_count())
+    systems: list[SystemName] = ["table_wise", "planner", "fused_row_wise"]
+    workloads = [
+        dataclasses.replace(TINY, ranks=ranks, systems=systems),
+        dataclasses.replace(TINY, name="too many", ranks=99),
+        dataclasses.replace(TINY, name="link", ranks=ranks, link="1gbit"),
+    ]
+    suite = SuiteConfig(**QUICK, device="cuda", workloads=workloads)  # type: ignore[arg-type]
+    document = run_suite(suite, None, tmp_path, progress=False)
+    assert not document["failed"]
+    assert document["left_out"].keys() == {"too many", "link"}
+    figures = WorkloadFigures(document["results"][0])
+    assert set(figures.systems) == set(systems)
+    assert figures.fused is not None and figures.fused.collectives == 3
+    assert all(system.memory > 0 for system in figures.systems.values())
+
+
 def test_plans_with_stock_tables_have_no_bounds() -> None:
     kinds = ("fused_row_wise", "fused_table_wise", "fused_column_wise", "table_wise")
     plan = {kind: ParameterSharding(kind, "fused") for kind in kinds}
@@ -130,7 +181,7 @@ def test_plans_with_stock_tables_have_no_bounds() -> None:
 @pytest.mark.usefixtures("_warm_ranks")
 def test_allocators_are_measured_one_after_the_other(tmp_path: Path) -> None:
     suite = SuiteConfig(
-        **QUICK,
+        **QUICK,  # type: ignore[arg-type]
         systems=["table_wise", "fused_row_wise"],
         allocators=["default", "keep", "jemalloc"],
         workloads=[TINY],

@@ -13,7 +13,7 @@ from tests.cli.command import ROOT
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "matplotlib", "plotly", "pyarrow")
 COMMANDS = (
     *("train", "checkpoint", "prepare", "profile", "separate", "plan", "simulate", "calibrate"),
-    *("bench", "inspect", "version"),
+    *("bench", "inspect", "doctor", "version"),
 )
 # Runs command lines one after another in one process, which has imported nothing else before.
 SCRIPT = """

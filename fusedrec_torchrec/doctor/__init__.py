@@ -1,0 +1,10 @@
+"""``fusedrec doctor``: is this installation whole, and does it compute what it should?
+
+Files, in reading order:
+
+- ``findings``: what was looked at, with what result, and the one file that a user sends;
+- ``installation``: versions, operators, kernels, GPUs and how they reach each other;
+- ``comparison``: what is trained, and how far from the unsharded module it may be;
+- ``rank``: one rank of it, in a process of its own;
+- ``examination``: all of it.
+"""
