@@ -5,6 +5,7 @@
 ``optimizers``          FBGEMM's fused optimizers: where they run, their state
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
 ``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
+``table_layout``        some tables of a bucket, as FBGEMM lays them out
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
 ``table_shards``        tables that lie whole on a rank, or by columns on several
 ``row_update``          FBGEMM's update of rows whose gradients are at hand

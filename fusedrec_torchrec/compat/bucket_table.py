@@ -6,7 +6,7 @@ shown as views under TorchRec's own names, so state dicts and optimizer keys are
 shardings.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from torchrec.modules.embedding_configs import data_type_to_sparse_type
 from fusedrec_torchrec.compat.fbgemm_table import is_cached
 from fusedrec_torchrec.compat.momentum_scale import scale_table
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_PREFIXES
+from fusedrec_torchrec.compat.table_layout import TableLayout
 
 __all__ = ["BucketKernel", "BucketTable", "OptimizerSettings"]
 
@@ -68,6 +69,10 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         compute_device: the device that looks them up.
         frozen: whether they are looked up, but not trained.
         **kwargs: those of ``SplitTableBatchedEmbeddingBagsCodegen``.
+
+    Attributes:
+        shown_tables: during a lookup of some tables, with row numbers of theirs, which these are;
+            of none if rows are numbered in the bucket.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
             setattr(self, f"{prefix}_physical_offsets", [first + s * per_row for s in starts])
             placement = getattr(self, f"{prefix}_physical_placements")[0]
             setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
+        self.shown_tables: tuple[int, ...] = ()
         self.frozen = frozen
         if frozen:  # the views that TorchRec shows as parameters take it from here
             for name in ("weights_dev", "weights_host", "weights_uvm"):
@@ -253,6 +259,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         )
         self._optim = BucketOptimizer(config, self._emb_module, pg)
         self._offsets = torch.empty(0, dtype=torch.int32, device=device)
+        self._layouts: dict[tuple[int, ...], TableLayout] = {}
         self.init_parameters()
 
     @property
@@ -272,8 +279,8 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         return torch.tensor([0, *accumulate(self._local_rows[:-1])])
 
     @property
-    def can_update_in_parts(self) -> bool:
-        """Whether several calls, of different rows each, do what one does: no step is counted."""
+    def can_show_tables(self) -> bool:
+        """Whether ``look_up_tables`` does the same in several calls: if no step is counted."""
         return self._location == EmbeddingLocation.HOST and not self.table.counts_steps_of_rows
 
     @property
@@ -327,6 +334,27 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         # FBGEMM updates a table in backward: what no gradient comes back from stays as it is.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.table.frozen):
             return self.emb_module(indices=rows_R, offsets=offsets_U1, per_sample_weights=weights_R)
+
+    def look_up_tables(
+        self,
+        tables: Sequence[int],
+        rows_R: torch.Tensor,
+        offsets_V1: torch.Tensor | None,
+        weights_R: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Looks up sums of rows of some tables, [bag, columns of all these tables].
+
+        Args:
+            tables: their numbers in the bucket; each must have rows.
+            rows_R: row numbers, each in its table.
+            offsets_V1: where the bags begin that are summed, as many of each table.
+            weights_R: weights of the rows in these sums; None if there are none.
+        """
+        key = tuple(tables)
+        if key not in self._layouts:
+            self._layouts[key] = TableLayout(self.table, tables)
+        with self._layouts[key].shown():
+            return self(rows_R, offsets_V1, weights_R)
 
     def prefetch(
         self,

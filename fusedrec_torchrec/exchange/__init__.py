@@ -32,7 +32,7 @@
 ``messages``            header + words; a second round if they do not fit
 ``all_replicated``      batches of nothing but replicated rows, which need no exchange
 ``input_dist``          ONE all-to-all: all of the above for one module
-``large_lookups``       very many ids of a bucket, some of its tables at a time
+``large_lookups``       very long bags, table by table
 ``lookup``              one FBGEMM call per physical table
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence

@@ -20,7 +20,7 @@ from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.asked import Asked, joined
 from fusedrec_torchrec.exchange.buckets import BucketConfig, PhysicalTable, physical_tables
 from fusedrec_torchrec.exchange.context import ReceivedRows
-from fusedrec_torchrec.exchange.large_lookups import PartedLookup
+from fusedrec_torchrec.exchange.large_lookups import TableLookup
 from fusedrec_torchrec.exchange.replication import Replication, Replications
 
 __all__ = ["FusedLookup"]
@@ -109,14 +109,17 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
     def _rows_or_bags(
         self, table: PhysicalTable, kernel: BucketKernel, asked: Asked, counts: list[list[int]]
     ) -> torch.Tensor:
-        parted = None
-        if table.rows is None and table.bags is not None and kernel.can_update_in_parts:
+        by_table = None
+        if table.rows is None and table.bags is not None and kernel.can_show_tables:
             units = [row[table.bags] for row in counts]
-            parted = PartedLookup.cut(asked, units, kernel.table_starts_T)
-        if parted is None:
+            by_table = TableLookup.of(asked, units, kernel.table_starts_T)
+        if by_table is None:
             return kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
-        pooled = [kernel(part.rows_R, part.offsets_U1, part.weights_R) for part in parted.parts]
-        return parted.joined(pooled)
+        return by_table.look_up(
+            lambda tables, of_tables: kernel.look_up_tables(
+                tables, of_tables.rows_R, of_tables.offsets_U1, of_tables.weights_R
+            )
+        )
 
     def asked(self, received: ReceivedRows) -> list[Asked]:
         """Returns what is asked of each physical table, requester after requester."""

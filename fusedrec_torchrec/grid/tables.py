@@ -67,14 +67,18 @@ class TableRows:
             for weight, state in zip(weights, states, strict=True)
         ]
         self.blocks = list(_blocks(first_row, per_table))
+        self._starts = list(accumulate(self.row_counts, initial=0))
         # Our buckets are one table with one feature, and ids that were checked; their tables may
         # all be on other ranks.
-        self._is_bucket = isinstance(table, BucketTable)
-        starts = list(accumulate(self.row_counts, initial=0))
-        device = device_of(table)
-        tables_F = [] if self._is_bucket else tables_of_features(table)
-        self._start_F = torch.tensor([starts[t] for t in tables_F], device=device)
-        self._rows_F = torch.tensor([self.row_counts[t] for t in tables_F], device=device)
+        is_bucket = isinstance(table, BucketTable)
+        self._features = self._features_of([] if is_bucket else tables_of_features(table))
+
+    def _features_of(self, tables_F: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns first row and number of rows of the table of each feature."""
+        device = device_of(self.table)
+        start_F = torch.tensor([self._starts[t] for t in tables_F], device=device)
+        rows_F = torch.tensor([self.row_counts[t] for t in tables_F], device=device)
+        return start_F, rows_F
 
     @property
     def is_cached(self) -> bool:
@@ -88,9 +92,12 @@ class TableRows:
         batch_size_per_feature_per_rank: list[list[int]] | None,
     ) -> torch.Tensor:
         """Returns the rows that a lookup uses, numbered within this table."""
-        if self._is_bucket:
-            return indices_N
-        features = self._start_F.numel()
+        of_features = self._features
+        if isinstance(self.table, BucketTable):
+            if not self.table.shown_tables:
+                return indices_N
+            of_features = self._features_of(self.table.shown_tables)
+        features = of_features[0].numel()
         if batch_size_per_feature_per_rank is None:
             bags = (offsets.numel() - 1) // features
             ends = offsets[bags::bags] if bags else offsets.new_zeros(features)
@@ -100,7 +107,7 @@ class TableRows:
         counts_F = torch.diff(ends.long(), prepend=ends.new_zeros(1, dtype=torch.int64))
         start_N, rows_N = (
             values_F.repeat_interleave(counts_F, output_size=indices_N.numel())
-            for values_F in (self._start_F, self._rows_F)
+            for values_F in of_features
         )
         # FBGEMM takes the first row for an id that is out of range.
         ids_N = indices_N.long()

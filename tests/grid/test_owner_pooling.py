@@ -9,6 +9,7 @@ import pytest
 import fusedrec_torchrec as fr
 from tests.case import Case, Table
 from tests.cluster import Cluster
+from tests.exchange.test_large_lookups import run_by_table
 from tests.grid.test_average import against_all_rows, one_step_late, overlapped, train
 from tests.grid.test_errors import bad_batch
 from tests.grid.test_gradients import train_and_compare, train_with_settings
@@ -60,6 +61,18 @@ def test_other_groups_that_average(
 ) -> None:
     given = {"tables": WHOLE, "optimizer": "rowwise_adagrad"} | settings
     cluster_4.run(train, case_of(2, 4, grid, **given))
+
+
+def train_by_table(case: Case) -> None:
+    """Trains with bags that count as long, so that lookups number rows by table."""
+    run_by_table(case, train)
+
+
+@pytest.mark.parametrize("grid", [{}, {"sync_every": 3}], ids=["every step", "every three steps"])
+def test_rows_of_long_bags_are_averaged(cluster_4: Cluster, grid: dict[str, Any]) -> None:
+    tables = tuple(Table(name, 30, dim=8, sharding="fused_table_wise") for name in "abcdef")
+    case = case_of(2, 4, grid, tables=tables, optimizer="rowwise_adagrad", steps=7)
+    cluster_4.run(train_by_table, case)
 
 
 SHARED = {"sync": "gradients"}
