@@ -12,7 +12,7 @@ costs here: what comes afterwards decides at exact prices, and no mix of shardin
 than the best plan without one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -200,9 +200,11 @@ class _Search:
         ]
         self._fair = self._fair_shares([options[0] for options in wishes])
         for t in self._order:
-            places = (place for system in wishes[t] for place in self._first_places(t, system))
+            places: Iterable[Place] = (
+                place for system in wishes[t] for place in self._first_places(t, system)
+            )
             if isinstance(start, Assignment):
-                places = iter([(start.systems[t], start.owners[t])])
+                places = [(start.systems[t], start.owners[t])]
             if not any(self._put(t, place) for place in places):
                 self._no_room(t, wishes[t])
 

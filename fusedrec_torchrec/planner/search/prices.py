@@ -47,10 +47,10 @@ def exchange_of(system: str) -> str:
 
 
 # Shardings whose tables travel together, and those of them that are pooled in the same place.
-SAME_EXCHANGE = {
+SAME_EXCHANGE: dict[str, tuple[str, ...]] = {
     s: tuple(o for o in SHARDINGS if exchange_of(o) == exchange_of(s)) for s in SHARDINGS
 }
-SAME_POOLING = {
+SAME_POOLING: dict[str, tuple[str, ...]] = {
     s: tuple(o for o in SAME_EXCHANGE[s] if owned_as(o) == owned_as(s)) for s in SHARDINGS
 }
 
