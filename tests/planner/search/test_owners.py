@@ -208,7 +208,7 @@ def test_owners_that_are_tried_reach_every_rank_once(ranks: int) -> None:
 
 def test_owners_that_are_tried_on_many_ranks_are_the_first_ones() -> None:
     """The others are found by their load; so the search does not grow with their square."""
-    for ranks in (64, 1000):
+    for ranks in (17, 64, 1000):
         assert [*neighbours(FUSED_TABLE_WISE, WIDE, ranks)] == [(0,)]
         assert [*neighbours(FUSED_COLUMN_WISE, WIDE, ranks)] == [
             tuple(range(split)) for split in column_splits(WIDE.dim, ranks)
