@@ -6,10 +6,14 @@ are all on one rank or a few, where the busiest rank counts (``prices``).  So fo
 shardings that could be in use: every table takes its cheapest, whole tables and columns go to the
 ranks with the least to do, the largest first, and then tables move, one by one, as long as that
 makes the step shorter.
+
+Every sharding that all tables can have is also taken alone, and that plan is handed on whatever it
+costs here: what comes afterwards decides at exact prices, and no mix of shardings is worth more
+than the best plan without one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -19,12 +23,20 @@ from fusedrec_torchrec.planner.cost.memory import buffer_bytes, column_bytes, ow
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.search.owners import ALL_RANKS, WHOLE, column_splits
 from fusedrec_torchrec.planner.search.prices import LOADS, OWNED, Prices, owned_as
-from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_COLUMN_WISE, OWNER_POOLED
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+    OWNER_POOLED,
+)
 
-__all__ = ["Assignment", "NoRoomError", "assign"]
+__all__ = ["Assignment", "NoRoomError", "assign", "to_mix"]
 
+DOES_THE_SAME = {"table_wise": FUSED_TABLE_WISE, "column_wise": FUSED_COLUMN_WISE}
+MOST_MIXES = 8  # that are handed on
 MOST_SWEEPS = 20
 FEW, MANY_STARTS = 12, 40  # tables
+LEAST_GAIN = 2e-3  # share of the step that a sweep over many tables must save to be repeated
 FAIR = 1.25  # times the mean load of a rank are what a table may begin with on one
 MOST_SWAPPED = 64  # tables
 Floats = NDArray[np.float64]
@@ -43,11 +55,16 @@ class Assignment:
         systems: sharding of each table.
         owners: ranks of each table that have all of its rows; none for tables split otherwise.
         seconds: of a step, if rows are balanced.
+        is_alike: whether there was one sharding to choose from, the same for all tables.
     """
 
     systems: tuple[str, ...]
     owners: tuple[tuple[int, ...], ...]
     seconds: float
+    is_alike: bool = False
+
+
+Start = str | Assignment | None
 
 
 def assign(
@@ -57,7 +74,9 @@ def assign(
     batch: int,
     room: float,
 ) -> list[Assignment]:
-    """Returns the shortest step that the search finds for each set of shardings, in order.
+    """Returns plans that shard all tables alike, then the shortest steps of mixes, in order.
+
+    There is one plan for every sharding that all tables may have and that fits.
 
     Args:
         tables: to be sharded.
@@ -69,40 +88,85 @@ def assign(
     Raises:
         NoRoomError: there is none that fits.
     """
-    systems = [s for s in prices.of_use if any(s in options for options in allowed)]
-    assignments: list[Assignment] = []
     problem: NoRoomError | None = None
+
+    def searched(options: Sequence[Sequence[str]], chosen: Sequence[str], start: Start) -> None:
+        nonlocal problem
+        try:
+            search = _Search(tables, options, prices, batch, room, chosen, start)
+        except NoRoomError as error:
+            problem = problem or error
+            return
+        search.improve()
+        (alike if options is allowed else mixes).append(search.result())
+
+    alike: list[Assignment] = []
+    mixes: list[Assignment] = []
+    for system in prices.of_use:
+        if all(system in options for options in allowed):
+            searched(allowed, (system,), None)
+    mixed = to_mix(allowed)
+    systems = _worth_mixing(mixed, prices)
+    few = len(tables) <= MANY_STARTS
     for chosen in _subsets(systems):
-        if not all(any(s in chosen for s in options) for options in allowed):
+        if not all(any(s in chosen for s in options) for options in mixed):
             continue
         # From where every table is at its cheapest; few tables also from where they are all alike.
-        starts = [None, *chosen] if len(chosen) > 1 and len(tables) <= MANY_STARTS else [None]
-        for first in starts:
-            try:
-                search = _Search(tables, allowed, prices, batch, room, chosen, first)
-            except NoRoomError as error:
-                problem = problem or error
-                continue
-            search.improve()
-            assignments.append(search.result())
-    if not assignments:
+        for start in (None, *chosen) if few else (None,):
+            searched(mixed, chosen, start)
+    shortest = min(alike, key=lambda plan: plan.seconds, default=None)
+    if not few and shortest is not None and {*shortest.systems} < {*systems}:
+        searched(mixed, systems, shortest)
+    if not alike and not mixes:
         assert problem is not None
         raise problem
-    return sorted(dict.fromkeys(assignments), key=lambda assignment: assignment.seconds)
+    different = {(mix.systems, mix.owners): mix for mix in mixes}  # prices differ by rounding
+    in_order = sorted(different.values(), key=lambda mix: mix.seconds)
+    return [*(replace(plan, is_alike=True) for plan in alike), *in_order[:MOST_MIXES]]
+
+
+def to_mix(allowed: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the shardings that tables may have where others have other ones.
+
+    A stock sharding is not looked at there if a fused one does the same with fewer collectives and
+    bytes.
+    """
+    return [[s for s in options if DOES_THE_SAME.get(s) not in options] for options in allowed]
+
+
+def _worth_mixing(allowed: Sequence[Sequence[str]], prices: Prices) -> list[str]:
+    """Returns the shardings to mix: of many tables, only those that are the cheapest of one.
+
+    Splitting rows is among them, since it needs the least memory of a rank.
+    """
+    worth = {s for options in allowed for s in options}
+    if len(allowed) > MANY_STARTS:
+        price = {s: prices.balanced(s) for s in worth}
+        cheapest = {min(options, key=lambda s: price[s][t]) for t, options in enumerate(allowed)}
+        only = {options[0] for options in allowed if len(options) == 1}
+        keep = {FUSED, *cheapest, *only, *(OWNER_POOLED if cheapest & {*OWNER_POOLED} else ())}
+        worth &= keep
+    return [s for s in prices.of_use if s in worth]
 
 
 def _subsets(systems: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yields sets of shardings; those of tables that their owners pool are always together."""
+    """Yields sets of several shardings; those of tables that owners pool are always together."""
     kinds: list[tuple[str, ...]] = [(s,) for s in systems if s not in OWNER_POOLED]
     owned = tuple(s for s in systems if s in OWNER_POOLED)
     kinds += [owned] if owned else []
     for size in range(1, len(kinds) + 1):
         for chosen in combinations(kinds, size):
-            yield tuple(s for kind in chosen for s in kind)
+            sharding = tuple(s for kind in chosen for s in kind)
+            if len(sharding) > 1:
+                yield sharding
 
 
 class _Search:
-    """Holds a choice of systems for all tables, and moves single tables."""
+    """Holds a choice of systems for all tables, and moves single tables.
+
+    It starts from where every table is at its cheapest, or at one sharding if it can be, or from an
+    assignment.
+    """
 
     def __init__(
         self,
@@ -112,7 +176,7 @@ class _Search:
         batch: int,
         room: float,
         chosen: Sequence[str],
-        first: str | None,
+        start: Start,
     ) -> None:
         self._tables, self._prices, self._room, self._batch = tables, prices, room, batch
         self._ranks = prices.ranks
@@ -131,12 +195,16 @@ class _Search:
             work = np.max([balanced[s] for s in chosen if owned_as(s)], axis=0)
             self._order = sorted(self._order, key=lambda t: -work[t])
         wishes = [
-            sorted(options, key=lambda s: (s != first, balanced[s][t], s))
+            sorted(options, key=lambda s: (s != start, balanced[s][t], s))
             for t, options in enumerate(self._allowed)
         ]
         self._fair = self._fair_shares([options[0] for options in wishes])
         for t in self._order:
-            places = (place for system in wishes[t] for place in self._first_places(t, system))
+            places: Iterable[Place] = (
+                place for system in wishes[t] for place in self._first_places(t, system)
+            )
+            if isinstance(start, Assignment):
+                places = [(start.systems[t], start.owners[t])]
             if not any(self._put(t, place) for place in places):
                 self._no_room(t, wishes[t])
 
@@ -262,9 +330,9 @@ class _Search:
 
     def improve(self) -> None:
         """Moves tables until no move helps: the best move first if tables are few."""
-        few = len(self._tables) <= FEW
+        few, many = len(self._tables) <= FEW, len(self._tables) > MANY_STARTS
         for _ in range(MOST_SWEEPS * (len(self._tables) if few else 1)):
-            moved = False
+            moved, before = False, self._seconds
             if few:
                 gains = [self._best_move(t) for t in self._order]
                 t, (_, chosen) = min(zip(self._order, gains, strict=True), key=lambda g: g[1][0])
@@ -273,6 +341,8 @@ class _Search:
                 for t in self._order:
                     moved |= self._move(t, self._best_move(t)[1])
             if not moved and not self._swap():
+                return
+            if many and self._seconds > before * (1 - LEAST_GAIN):
                 return
 
     def _best_move(self, t: int) -> tuple[float, Place]:

@@ -14,7 +14,7 @@ from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost.memory import buffer_bytes
 from fusedrec_torchrec.planner.cost.step import Groups
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
-from fusedrec_torchrec.planner.search.assign import NoRoomError, assign
+from fusedrec_torchrec.planner.search.assign import Assignment, NoRoomError, assign, to_mix
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.owners import column_splits
 from fusedrec_torchrec.planner.search.prices import Prices
@@ -23,15 +23,12 @@ from fusedrec_torchrec.planner.search.search_config import GroupsConfig, SearchC
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
     FUSED_COLUMN_WISE,
-    FUSED_TABLE_WISE,
     FUSED_TYPES,
     OWNER_POOLED,
 )
 
 __all__ = ["again", "alike", "decide", "groups_of"]
 
-CANDIDATES = 8  # assignments of which the exact price is looked at
-DOES_THE_SAME = {"table_wise": FUSED_TABLE_WISE, "column_wise": FUSED_COLUMN_WISE}
 CLOSE, FINISHED = 1.5, 2  # those close to the best are improved, so many of them in all detail
 
 
@@ -174,7 +171,7 @@ def _decide_for(
 ) -> Decision:
     """Returns the best plan for these groups of ranks."""
     on_host = _spill(tables, batch, cluster, groups.size)
-    allowed = _possible(allowed, tables, batch, groups, on_host)
+    allowed = _possible(allowed, tables, groups, on_host)
     systems = list(dict.fromkeys(s for options in allowed for s in options))
     exact = search.input_dist == "exact_counts"
     prices = Prices(tables, batch, cluster, groups, systems, on_host, exact)
@@ -186,44 +183,49 @@ def _decide_for(
     # Rows will be balanced later; until then popular ones are taken to be anywhere.
     balanced = search.row_ranges == "balanced"
     spread = tuple(replace(table, places=None) if balanced else table for table in tables)
-    candidates = [
-        better_mode(
-            Decision(
-                tables=spread,
-                batch=batch,
-                cluster=cluster,
-                groups=groups,
-                layout=layout,
-                systems=assignment.systems,
-                owners=assignment.owners,
-                on_host=tuple(on_host),
-                exact_counts=exact,
-            ),
-            search,
+
+    def plain(assignment: Assignment) -> Decision:
+        decision = Decision(
+            tables=spread,
+            batch=batch,
+            cluster=cluster,
+            groups=groups,
+            layout=layout,
+            systems=assignment.systems,
+            owners=assignment.owners,
+            on_host=tuple(on_host),
+            exact_counts=exact,
         )
-        for assignment in assign(in_device, allowed, prices, batch, room)[:CANDIDATES]
-    ]
-    least = min(decision.seconds for decision in candidates)
-    close = [decision for decision in candidates if decision.seconds <= CLOSE * least]
-    polished = {(d.systems, d.owners): d for d in (polish(plain, allowed) for plain in close)}
+        return better_mode(decision, search)
+
+    def finished(decision: Decision) -> Decision:
+        return finish(replace(decision, tables=tuple(tables)), search)
+
+    alike, mixes = [], []
+    for assignment in assign(in_device, allowed, prices, batch, room):
+        if assignment.is_alike:
+            only = [[system] for system in assignment.systems]
+            alike.append(polish(plain(assignment), only))
+        else:
+            mixes.append(plain(assignment))
+    # Plans without a mix are all looked at to the end: what is chosen is never longer than them.
+    least = min(decision.seconds for decision in (*alike, *mixes))
+    close = [decision for decision in (*mixes, *alike) if decision.seconds <= CLOSE * least]
+    polished = {(d.systems, d.owners): d for d in (polish(d, to_mix(allowed)) for d in close)}
     best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
-    placed = [replace(plain, tables=tuple(tables)) for plain in best]
-    return min((finish(plain, search) for plain in placed), key=lambda decision: decision.seconds)
+    return min(map(finished, (*alike, *best)), key=lambda decision: decision.seconds)
 
 
 def _possible(
     allowed: list[list[str]],
     tables: Sequence[TableLoad],
-    batch: int,
     groups: Groups,
     on_host: Sequence[bool],
 ) -> list[list[str]]:
     """Returns the shardings of each table that the ranks of a group can have.
 
     Columns must be enough for all ranks, and tables in host memory are divided among all hosts.  In
-    2D no table is data-parallel, and gradients are shared of fused tables only.  A stock
-    sharding is not looked at where a fused one does the same with fewer collectives and bytes, nor
-    are owners that would send more rows than travel without them.
+    2D no table is data-parallel, and gradients are shared of fused tables only.
     """
     left = []
     for table, given, host in zip(tables, allowed, on_host, strict=True):
@@ -237,9 +239,6 @@ def _possible(
         if groups.number > 1:
             can.discard("data_parallel")
             can &= set(FUSED_TYPES) if groups.sync == "gradients" else can
-        can -= {stock for stock, fused in DOES_THE_SAME.items() if fused in can}
-        if FUSED in can and table.pooled and not table.has_fewer_bags(batch):
-            can -= set(OWNER_POOLED)
         if not can:
             raise NoRoomError(
                 f"table {table.name!r} with {table.dim} columns cannot be "

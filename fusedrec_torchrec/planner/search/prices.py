@@ -22,12 +22,14 @@ from fusedrec_torchrec.sharding.sharding_type import (
     FUSED_TABLE_WISE,
     FUSED_TYPES,
     OWNER_POOLED,
+    SHARDINGS,
 )
 
 __all__ = ["LOADS", "OWNED", "Prices", "exchange_of", "owned_as"]
 
 TABLE_WISE = "table_wise"
 OWNED = {TABLE_WISE: (TABLE_WISE,), FUSED_TABLE_WISE: OWNER_POOLED}  # kinds of loads, of whom
+KIND_OF = {system: kind for kind, systems in OWNED.items() for system in systems}
 ALONE = {"lengths", "ids", "lookup", "bag_lookup", "rows", "gradients", "update", "bag_update"}
 FEWEST_OWNERS = 2  # of columns
 LOADS = 5  # lengths, ids, touched, looked up, sent
@@ -36,12 +38,21 @@ Floats = NDArray[np.float64]
 
 def owned_as(system: str) -> str | None:
     """Returns the kind of loads that tables of a sharding are; None if all ranks have parts."""
-    return next((kind for kind, systems in OWNED.items() if system in systems), None)
+    return KIND_OF.get(system)
 
 
 def exchange_of(system: str) -> str:
     """Returns the sharding that stands for all that travel with this one."""
     return FUSED if system in FUSED_TYPES else system
+
+
+# Shardings whose tables travel together, and those of them that are pooled in the same place.
+SAME_EXCHANGE: dict[str, tuple[str, ...]] = {
+    s: tuple(o for o in SHARDINGS if exchange_of(o) == exchange_of(s)) for s in SHARDINGS
+}
+SAME_POOLING: dict[str, tuple[str, ...]] = {
+    s: tuple(o for o in SAME_EXCHANGE[s] if owned_as(o) == owned_as(s)) for s in SHARDINGS
+}
 
 
 class Prices:
@@ -153,12 +164,11 @@ class Prices:
             system: the sharding.
             count: tables of each sharding, without this one.
         """
-        same_exchange = [s for s in count if exchange_of(s) == exchange_of(system)]
-        if not any(count[s] for s in same_exchange):
-            return self.of_use[system]
-        # Tables that are pooled elsewhere make a bucket of their own.
-        same = [s for s in same_exchange if owned_as(s) == owned_as(system)]
-        return 0.0 if any(count[s] for s in same) else self._cluster.rates(system).bucket * 1e-6
+        if any(count.get(s) for s in SAME_POOLING[system]):
+            return 0.0
+        if any(count.get(s) for s in SAME_EXCHANGE[system]):  # a bucket of their own
+            return self._cluster.rates(system).bucket * 1e-6
+        return self.of_use[system]
 
     def load_of(self, kind: str, t: int, owners: int) -> Floats:
         """Returns the load of a table on each of its owners: all ids, and a part of the columns."""

@@ -14,7 +14,7 @@ from fusedrec_torchrec.sharding.sharding_type import (
     FUSED_TABLE_WISE,
 )
 from tests.planner.cost.test_owners import ZIPF, repeated
-from tests.planner.search.test_decide import quick, table
+from tests.planner.search.test_decide import FREE, quick, table
 
 
 def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,10 +29,13 @@ def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     print_explanation(explanation)
     text = capsys.readouterr().out
     assert "100 distinct bags are fewer than" in text and "25.0 KiB of rows" in text
-    assert "50 distinct rows are no more than 1,024 distinct bags" in text
+    assert "work at the requester: 1,024 distinct bags, though 50 distinct rows" in text
     assert "a sequence" in text and "all fused_row_wise" in text
     assert explanation.price(3, FUSED_TABLE_WISE) is None
     assert explanation.price(0, FUSED_COLUMN_WISE) is not None
+    bytes_decide = decide(tables, 1024, quick(2, fused=FREE), search)
+    why = Explanation(bytes_decide, search).why(2)
+    assert "50 distinct rows are no more than 1,024 distinct bags" in why
     tight = decide(tables[1:2], 64, quick(2, memory=0.7 * tables[1].size / 1e9))
     assert tight.systems == (FUSED_COLUMN_WISE,)
     why = Explanation(tight, search).why(0)

@@ -22,7 +22,7 @@ from fusedrec_torchrec.sharding.sharding_type import (
     OWNER_POOLED,
 )
 from tests.planner.cost.test_owners import ZIPF, repeated
-from tests.planner.search.test_decide import BATCH, quick, table
+from tests.planner.search.test_decide import BATCH, FREE, quick, table
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -50,12 +50,28 @@ def systems_of(*tables: TableLoad, ranks: int = 2, **settings: Any) -> tuple[str
 
 
 def test_who_sends_fewer_rows_pools() -> None:
-    assert systems_of(table("one hot", 10**6, zipf=ZIPF)) == (FUSED,)
-    assert systems_of(table("unique", 10**6, pooling=20.0, zipf=ZIPF))[0] in OWNER_POOLED
-    assert systems_of(repeated("again", 100, 20.0))[0] in OWNER_POOLED
-    assert systems_of(table("few rows", 50, pooling=20.0)) == (FUSED,)
-    # Few bags again and again are fewer than rows, even of short ones.
-    assert systems_of(repeated("short", 100, 2.0))[0] in OWNER_POOLED
+    """Where bytes decide; and owners that add up ids fast only ever pool more."""
+    bytes_decide: dict[str, Any] = {"fused": FREE}
+    one_hot = table("one hot", 10**6, zipf=ZIPF)
+    assert systems_of(one_hot) == systems_of(one_hot, **bytes_decide) == (FUSED,)
+    assert systems_of(table("few rows", 50, pooling=20.0), **bytes_decide) == (FUSED,)
+    for load in (
+        table("unique", 10**6, pooling=20.0, zipf=ZIPF),
+        repeated("again", 100, 20.0),
+        repeated("short", 100, 2.0),  # few bags again and again are fewer than rows
+    ):
+        assert systems_of(load)[0] in OWNER_POOLED
+        assert systems_of(load, **bytes_decide)[0] in OWNER_POOLED
+
+
+def test_owners_pool_though_more_rows_travel_if_that_is_less_work() -> None:
+    """Every id of a bag is made unique if requesters pool, and only read if owners do."""
+    few = table("few rows", 50, pooling=20.0)
+    assert few.has_more_bags(1024)
+    slow = RatesConfig(step=0.0, table=0.0, ids=1.0, bag_ids=1000.0)
+    assert systems_of(few, fused=slow)[0] in OWNER_POOLED
+    quickly = RatesConfig(step=0.0, table=0.0, ids=1000.0, bag_ids=1.0)
+    assert systems_of(few, fused=quickly) == (FUSED,)
 
 
 def test_rows_that_travel_are_the_fewest() -> None:
@@ -74,10 +90,13 @@ def test_rows_that_travel_are_the_fewest() -> None:
 
 
 def test_stock_shardings_are_for_tables_that_cannot_be_fused() -> None:
-    cheap = RatesConfig(step=0.0, table=0.0, ids=1e6, lookup=1e6, pooling=1e6)
+    """Or for all, if that is the shortest step."""
     loads = [table("a", 10**5, pooling=20.0), table("b", 10**5, pooling=20.0, dim=62)]
-    systems = decide(loads, 1024, quick(2, stock=cheap), unfit=["b"]).systems
-    assert systems[0] not in ("table_wise", "column_wise") and systems[1] not in FUSED_TYPES
+    systems = decide(loads, 1024, quick(2), unfit=["b"]).systems
+    assert systems[0] in FUSED_TYPES and systems[1] not in FUSED_TYPES
+    slow = RatesConfig(step=0.0, table=0.0, ids=0.1, lookup=0.1, pooling=0.1)
+    found = decide(loads, 1024, quick(2, fused=slow, stock=FREE), unfit=["b"])
+    assert found.systems == ("table_wise", "table_wise") and found.owners[0] != found.owners[1]
     wanted = SearchConfig(tables={"a": ["table_wise"]})
     assert decide(loads, 1024, quick(2), wanted, ["b"]).systems[0] == "table_wise"
 
@@ -105,7 +124,7 @@ def test_one_table_is_split_by_columns_if_that_is_balance() -> None:
 def test_rows_make_up_for_whole_tables() -> None:
     """Ranges of other tables are shorter on the rank that pools."""
     tables = [*(table(f"t{t}", 10**5) for t in range(4)), table("long", 10**6, pooling=50.0)]
-    search = SearchConfig(tables={"long": ["fused_table_wise"]})
+    search = SearchConfig(systems=["fused_row_wise"], tables={"long": ["fused_table_wise"]})
     found = decide(tables, 1024, quick(2, fused=RatesConfig(step=0.0, lookup=1e6)), search)
     assert found.ranges is not None
     ((owner,),) = found.owners[-1:]
@@ -189,7 +208,7 @@ def test_owners_that_are_tried_reach_every_rank_once(ranks: int) -> None:
 
 def test_owners_that_are_tried_on_many_ranks_are_the_first_ones() -> None:
     """The others are found by their load; so the search does not grow with their square."""
-    for ranks in (64, 1000):
+    for ranks in (17, 64, 1000):
         assert [*neighbours(FUSED_TABLE_WISE, WIDE, ranks)] == [(0,)]
         assert [*neighbours(FUSED_COLUMN_WISE, WIDE, ranks)] == [
             tuple(range(split)) for split in column_splits(WIDE.dim, ranks)
