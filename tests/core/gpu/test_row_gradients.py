@@ -106,6 +106,20 @@ def test_a_row_with_very_many_ids_is_shared_by_programs(
     torch.testing.assert_close(out.view(rows, 8), want[:, None].expand(rows, 8))
 
 
+def test_rows_with_many_ids_are_left_to_pieces() -> None:
+    """If they were not, two programs would write to them; the interpreter runs one at a time."""
+    ids = torch.tensor([0] * (segments.FEW + 1) + [1] * segments.FEW, dtype=torch.int32)
+    ranks, rooms, cursors, rows = row_ids(ids, torch.Generator())
+    assert cursors.tolist() == [segments.FEW, 1]
+    out, offsets = torch.full((16,), LEFT), torch.arange(ids.numel() + 1)
+    cursors[1] = 0  # no pieces
+    row_gradients.slot_row_sums(
+        torch.ones(ids.numel(), 8), None, [8], torch.tensor([[8, 0, 0]]), ids, offsets, None,
+        ranks, rooms, cursors, rows, 1.0, out,
+    )  # fmt: skip
+    assert out.tolist() == [0.0] * 8 + [float(segments.FEW)] * 8
+
+
 def test_what_no_id_asks_for_is_left_alone() -> None:
     out = torch.full((8,), LEFT)
     none = torch.empty(0, dtype=torch.int32)
