@@ -207,16 +207,17 @@ class _FlatPool(Function):
             places = _places(gradient, rows.dims[first:], outputs, column)
             flat_gradient = None
             if ctx.needs_input_grad[0]:
-                flat_gradient = _zero_on_cuda(
-                    ctx.buffers.take(
-                        "row gradients", (rows.elements,), torch.float32, gradient.device
-                    )
+                flat_gradient = ctx.buffers.take(
+                    "row gradients", (rows.elements,), torch.float32, gradient.device
                 )
+                if bags:
+                    _zero_on_cuda(flat_gradient)
                 scale = ctx.take_scale()
                 if ctx.slot_bags is not None:
                     torch.ops.fusedrec.slot_row_sums(
-                        gradient, *_of_slots(rows, ctx.slot_bags), scale, flat_gradient
-                    )
+                        gradient, *_of_slots(rows, ctx.slot_bags), *ctx.slot_bags.row_ids,
+                        sum(rows.rows[:first]), scale, flat_gradient,
+                    )  # fmt: skip
                 for k, (of_bucket, weight_N, (matrix, width, column)) in enumerate(
                     zip(bags, weights, places, strict=True), first
                 ):

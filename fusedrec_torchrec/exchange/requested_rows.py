@@ -115,7 +115,7 @@ class RowRequests:
             order_S = torch.tensor(self._order(keys), device=self._layout.device)
             self._orders[keys] = self._numbers.slots(order_S), columns.in_order(order_S)
         slots, columns = self._orders[keys]
-        numbered, rows_N = self._numbers.of_batch(
+        numbered, rows_N, row_ids = self._numbers.of_batch(
             features.values(), offsets_B1, batch, slots, self._replication.index
         )
         with stage("route"):
@@ -123,7 +123,7 @@ class RowRequests:
         weights_N = features.weights_or_none() if self._weighted else None
         if weights_N is not None:
             weights_N = weights_N.float().contiguous()
-        slot_bags = SlotBags(columns, rows_N, offsets_B1, weights_N, batch)
+        slot_bags = SlotBags(columns, rows_N, offsets_B1, weights_N, row_ids, batch)
         return RequestedRows(self, features, None, [], None, numbered, route, slot_bags)
 
     def _order(self, keys: Sequence[str]) -> list[int]:

@@ -18,6 +18,7 @@ from fusedrec_torchrec.exchange.keys import KeySpace
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.replication import ReplicaIndex
+from fusedrec_torchrec.exchange.slot_bags import RowIds
 
 __all__ = ["BucketRows", "NumberedRows", "RowNumbers", "SlotTables", "rows_of_buckets"]
 
@@ -139,7 +140,7 @@ class RowNumbers:
         batch: int,
         slots: SlotTables,
         index: ReplicaIndex | None,
-    ) -> tuple[NumberedRows, torch.Tensor]:
+    ) -> tuple[NumberedRows, torch.Tensor, RowIds]:
         """Finds the distinct rows of a batch on CUDA, with no count of its ids on the host.
 
         Args:
@@ -150,10 +151,11 @@ class RowNumbers:
             index: which rows are replicated.
 
         Returns:
-            the rows, not by bucket, and the row of each id among those of all buckets.
+            the rows, not by bucket; the row of each id among those of all buckets; and which ids
+            a row has.
         """
         with stage("dedup"):
-            keys_U, rows_N, counts_P, bad = torch.ops.fusedrec.number_batch_rows(
+            keys_U, rows_N, counts_P, bad, *row_ids = torch.ops.fusedrec.number_batch_rows(
                 ids_N.contiguous(),
                 offsets_B1.contiguous(),
                 batch,
@@ -161,7 +163,7 @@ class RowNumbers:
                 self._layout.part_starts_P1,
                 None if index is None else index.table,
             )
-        return NumberedRows(keys_U, counts_P, [], False, bad), rows_N
+        return NumberedRows(keys_U, counts_P, [], False, bad), rows_N, RowIds(*row_ids)
 
     def _by_sort(
         self, ids_N: torch.Tensor, counts: list[int], index: ReplicaIndex | None

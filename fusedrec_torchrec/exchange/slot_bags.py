@@ -6,6 +6,7 @@ many there are: which bag has which ids is for the device to know.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -14,7 +15,7 @@ from torchrec.streamable import Multistreamable
 from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.exchange.buckets import Bucket
 
-__all__ = ["SlotBags", "SlotColumns", "are_counted_on_device"]
+__all__ = ["RowIds", "SlotBags", "SlotColumns", "are_counted_on_device"]
 
 
 def are_counted_on_device(features: KeyedJaggedTensor) -> bool:
@@ -69,6 +70,21 @@ class SlotColumns:
         return cls([bucket.dim for bucket in buckets], column, slots_S3)
 
 
+class RowIds(NamedTuple):
+    """Which ids a row has, as the kernels of ``core/gpu/row_numbers.py`` tell it.
+
+    Attributes:
+        ranks_N: for each id its number among those of its row, int32.
+        segments_U2: for each row where its ids begin in an order of all ids, and how many they are;
+            as long as there are ids.
+        cursors: how long that order is.
+    """
+
+    ranks_N: torch.Tensor
+    segments_U2: torch.Tensor
+    cursors: torch.Tensor
+
+
 @dataclass
 class SlotBags(Multistreamable):
     """The bags of some slots of a batch.
@@ -78,6 +94,7 @@ class SlotBags(Multistreamable):
         rows_N: the row of each id among those of all buckets; ids of other slots are at the end.
         offsets_B1: where bags begin among these, int32; those of other slots are at the end.
         weights_N: of the ids, float32; None if all count once.
+        row_ids: which of the ids a row has, for the way back.
         batch: bags of each slot.
     """
 
@@ -85,9 +102,10 @@ class SlotBags(Multistreamable):
     rows_N: torch.Tensor
     offsets_B1: torch.Tensor
     weights_N: torch.Tensor | None
+    row_ids: RowIds
     batch: int
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for tensor in (self.rows_N, self.offsets_B1, self.weights_N):
+        for tensor in (self.rows_N, self.offsets_B1, self.weights_N, *self.row_ids):
             if tensor is not None:
                 tensor.record_stream(stream)

@@ -39,15 +39,19 @@ def number_batch_rows(
     part_starts: torch.Tensor,
     hot_table: torch.Tensor | None,
 ) -> Any:
-    """Unique keys are as many as ids; rows are numbered over all buckets."""
+    """Unique keys are as many as ids; rows are numbered over all buckets.
+
+    Which ids a row has is for ``slot_row_sums``, and its oracle looks for itself.
+    """
     ends = offsets[:: max(batch, 1)][: rows.numel() + 1]
     counts = ends.diff().tolist() if batch else [0] * rows.numel()
     keys_U = torch.full((ids.numel(),), int(part_starts[-1]), dtype=part_starts.dtype)
     rows_N = torch.zeros(ids.numel(), dtype=torch.int32)
+    row_ids = (torch.zeros_like(rows_N), rows_N.new_zeros(ids.numel(), 2), rows_N.new_zeros(2))
     own = int(ends[-1]) if batch else 0
     if min(counts) < 0 or own > ids.numel():  # lengths are wrong: nothing is overrun
         counts_P = torch.zeros(part_starts.numel() - 1, dtype=torch.int64)
-        return keys_U, rows_N, counts_P, torch.tensor(False)
+        return keys_U, rows_N, counts_P, torch.tensor(False), *row_ids
     values = ids[:own]
     if salts is not None:
         salts_N, rows_of_N = (
@@ -62,7 +66,7 @@ def number_batch_rows(
     )
     keys_U[: unique.numel()] = unique
     rows_N[:own] = numbers
-    return keys_U, rows_N, counts_P, bad
+    return keys_U, rows_N, counts_P, bad, *row_ids
 
 
 def _bag_matrix(
@@ -107,13 +111,25 @@ def slot_row_sums(
     rows: torch.Tensor,
     offsets: torch.Tensor,
     weights: torch.Tensor | None,
+    ranks: torch.Tensor,
+    segments: torch.Tensor,
+    cursors: torch.Tensor,
+    num_rows: int,
     scale: float,
     out: torch.Tensor,
 ) -> None:
-    for slot, (dim, column, mean) in enumerate(slots.tolist()):
+    """Rows of slots are overwritten, and no others."""
+    of_slots = []
+    for slot, (dim, _, mean) in enumerate(slots.tolist()):
         at, sample, divisor = _bag_matrix(slot, mean, gradient.size(0), offsets)
         row = rows[at].long()
+        assert not row.numel() or int(row.max()) < num_rows
         begin = row * dim if addresses is None else addresses[row]
+        out[begin[:, None] + torch.arange(dim)] = 0.0
+        of_slots.append((at, sample, divisor, begin))
+    for (dim, column, _), (at, sample, divisor, begin) in zip(
+        slots.tolist(), of_slots, strict=True
+    ):
         values = (gradient[:, column : column + dim].float() * scale / divisor)[sample]
         if weights is not None:
             values = values * weights[at][:, None]

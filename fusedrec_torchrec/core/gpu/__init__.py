@@ -10,13 +10,15 @@ and compile them.  docs/gpu.md says what that does and does not show.
 Files, in the order of the data path:
 
 - ``checks``: lengths of bags that do not fit the ids;
-- ``row_numbers``: ids to keys, unique keys and the row of each id;
+- ``segments``: how ids are put in order by row;
+- ``row_numbers``: ids to keys, unique keys, the row of each id, and how many ids a row has;
 - ``bags``: distinct bags, and what owners that pool are asked for;
 - ``messages``: rows into messages and out of them;
 - ``number_formats``: rows in fewer bits, for all ranks and buckets at once, and back;
 - ``entries``: entries of rows that reach a threshold, into messages and out of them;
-- ``slot_sums``: rows to sums of bags, gradients of bags to sums of rows, for all slots of a batch;
-- ``sums``: the same for the bags of one bucket, in any order;
+- ``slot_sums``: rows to sums of bags, for all slots of a batch;
+- ``row_gradients``: gradients of these bags to sums of rows;
+- ``sums``: both for the bags of one bucket, in any order;
 - ``traffic``: bytes that each of them reads and writes, counted from shapes.
 """
 
@@ -38,7 +40,7 @@ SCHEMAS = {
     "-> Tensor",
     "number_batch_rows": "(Tensor ids, Tensor offsets, int batch, Tensor rows, Tensor? salts, "
     "Tensor starts, Tensor shifts, Tensor part_starts, Tensor? hot_table) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "number_rows": "(Tensor ids, Tensor lengths, int[] counts, Tensor rows, Tensor starts, "
     "Tensor shifts, Tensor part_starts, Tensor? hot_table, int[] slot_ends, int batch) "
     "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)",
@@ -69,7 +71,8 @@ SCHEMAS = {
     "slot_bag_sums": "(Tensor flat, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
     "Tensor offsets, Tensor? weights, Tensor(a!) out) -> ()",
     "slot_row_sums": "(Tensor gradient, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
-    "Tensor offsets, Tensor? weights, float scale, Tensor(a!) out) -> ()",
+    "Tensor offsets, Tensor? weights, Tensor ranks, Tensor segments, Tensor cursors, "
+    "int num_rows, float scale, Tensor(a!) out) -> ()",
     "bag_sums": "(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
     "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()",
     "row_sums": "(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -112,6 +115,7 @@ def _registered() -> bool:
         entries,
         messages,
         number_formats,
+        row_gradients,
         row_numbers,
         slot_sums,
         sums,
@@ -142,7 +146,7 @@ def _registered() -> bool:
         "put_entries": entries.put_entries,
         "row_addresses": sums.row_addresses,
         "slot_bag_sums": slot_sums.slot_bag_sums,
-        "slot_row_sums": slot_sums.slot_row_sums,
+        "slot_row_sums": row_gradients.slot_row_sums,
         "bag_sums": sums.bag_sums,
         "row_sums": sums.row_sums,
     }.items():

@@ -1,16 +1,19 @@
 """Ids to the distinct rows that they ask for, on CUDA: what ``row_numbers.h`` does on CPU.
 
-Ids find their places in a hash table, those with the same key the same one; occupied places are
-numbered part by part; and every id takes the number of its place.  Which of two keys of a part
-comes first is left to chance, so whoever wants the same sums in every run sorts instead
-(``exchange/dedup.py``).
+Ids find their places in a hash table, those with the same key the same one.  Whoever takes an empty
+place takes the next number of its part, too; the others of the same key count themselves at the
+place.  When all are in, a second kernel knows how many keys each part has: every id takes the
+number of its place, and every row gets room for its ids, a *segment*, for the sums of gradients
+(``row_gradients``).  No kernel reads what another program of the same launch has written, but by
+atomic operations.  Which of two keys of a part comes first is left to chance, so whoever wants the
+same sums in every run sorts instead (``exchange/dedup.py``).
 
 Nothing comes to the host: ``keys_U`` is as long as there are ids, and what is behind the unique
 ones means nothing, or, if there are hot rows, is the size of the key space.  Where every slot has
 as many bags, the host need not even know how many ids a slot has (``number_batch_rows``): the
 offsets of the bags tell.
 
-Shape suffixes: N ids, S slots, W ranks, P parts, K buckets, B bags, H places of the hash table.
+Shape suffixes: N ids, S slots, W ranks, P parts, K buckets, B bags, U distinct rows.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, places_for
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["number_batch_rows", "number_rows"]
@@ -76,15 +80,53 @@ def _hashed(id_, salt, limit):
 
 
 @triton.jit
+def _first_place(key, size):
+    """Returns the place where the search for a key begins, in a table of any size."""
+    product = key.to(tl.uint64) * 0x9E3779B97F4A7C15
+    return (((product >> 32) * size.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit
+def _part_of(key, part_starts, parts):
+    part = (key * 0).to(tl.int32)
+    for p in range(1, parts):
+        part += (key >= tl.load(part_starts + p)).to(tl.int32)
+    return part
+
+
+@triton.jit
+def _next_numbers(part, is_new, counts, parts, BY_BLOCK: tl.constexpr):
+    """Takes the next numbers of their parts for new keys; the first of each part for all."""
+    if BY_BLOCK:
+        number, total = part * 0, part * 0
+        for p in range(parts):
+            own = (is_new & (part == p)).to(tl.int32)
+            number += own * (tl.cumsum(own, 0) - own)
+            total += own * tl.sum(own, 0)
+        is_first = is_new & (number == 0)
+        taken = tl.atomic_add(counts + part, total.to(tl.int64), mask=is_first).to(tl.int32)
+        taken = tl.where(is_first, taken, 0)
+        for p in range(parts):
+            own = (is_new & (part == p)).to(tl.int32)
+            number += own * tl.sum(own * taken, 0)
+    else:
+        number = tl.atomic_add(counts + part, is_new.to(tl.int64), mask=is_new).to(tl.int32)
+    return number
+
+
+@triton.jit
 def _insert(
-    ids, slot_ends, rows, salts, starts, shifts, hot_table, table, place_of_id, bad,
-    n, apart, slots, ranks, shift, mask, hot_shift, hot_mask,
-    HASHED: tl.constexpr, HOT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    ids, slot_ends, rows, salts, starts, shifts, hot_table, part_starts,
+    table, number_of_place, counts, place_of_id, ranks_of_ids, bad,
+    n, apart, slots, ranks, parts, size, hot_shift, hot_mask,
+    HASHED: tl.constexpr, HOT: tl.constexpr, GROUPED: tl.constexpr, STEPS: tl.constexpr,
+    BY_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Turns ids into keys, and has each find its place in the table; who comes first takes it.
 
-    The table holds keys plus one, so that it is empty if all is zero.  Ids behind the last slot are
-    left alone.
+    The table holds keys plus one, so that it is empty if all is zero, and, if ids are to be
+    ``GROUPED`` by row, behind each key how many more ids it has.  The place of a new key is written
+    as minus two minus the place.  Ids behind the last slot are left alone.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = (at < n) & (at < tl.load(slot_ends + slots * apart - 1))
@@ -103,77 +145,78 @@ def _insert(
     key = id_ + tl.load(shifts + slot * ranks + owner, mask=live, other=0)
     if HOT:
         key = _replica_of(key, hot_table, hot_shift, hot_mask, live)
-    place = _home(key, shift)
+    words = 2 if GROUPED else 1
+    place = _first_place(key, size)
     wanted = (key + 1).to(table.dtype.element_ty)
-    is_open = live
+    is_open, is_new = live, live & (at < 0)
     while tl.max(is_open.to(tl.int32), 0) > 0:
         # Those that are done compare with what is never there, and change nothing.
-        before = tl.atomic_cas(table + place, tl.where(is_open, 0, -1).to(wanted.dtype), wanted)
+        before = tl.atomic_cas(
+            table + place * words, tl.where(is_open, 0, -1).to(wanted.dtype), wanted
+        )
+        is_new = is_new | (is_open & (before == 0))
         is_open = is_open & (before != 0) & (before != wanted)
-        place = tl.where(is_open, (place + 1) & mask, place)
-    tl.store(place_of_id + at, tl.where(live, place, -1).to(tl.int32), mask=at < n)
+        next_ = place + 1
+        place = tl.where(is_open, tl.where(next_ == size, 0, next_), place)
+    if GROUPED:
+        one = (at * 0 + 1).to(wanted.dtype)
+        rank = tl.atomic_add(table + place * words + 1, one, mask=live & (~is_new)) + 1
+        tl.store(ranks_of_ids + at, tl.where(is_new, 0, rank).to(tl.int32), mask=live)
+    part = _part_of(key, part_starts, parts)
+    number = _next_numbers(part, is_new, counts, parts, BY_BLOCK)
+    tl.store(number_of_place + place, number, mask=is_new)
+    told = tl.where(is_new, -2 - place, tl.where(live, place, -1))
+    tl.store(place_of_id + at, told.to(tl.int32), mask=at < n)
     tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=is_bad)
 
 
 @triton.jit
-def _part_of(key, part_starts, parts):
-    part = (key * 0).to(tl.int32)
-    for p in range(1, parts):
-        part += (key >= tl.load(part_starts + p)).to(tl.int32)
-    return part
+def _segments(row, count, is_new, cursors, segments, n, FEW: tl.constexpr, PIECE: tl.constexpr):
+    """Gives new rows room for their ids: those that have many, whole pieces behind all others."""
+    is_long = is_new & (count > FEW)
+    few = tl.where(is_new & (~is_long), count, 0)
+    pieces = tl.where(is_long, (count + PIECE - 1) // PIECE, 0)
+    start = tl.cumsum(few, 0) - few
+    wanted = tl.sum(few, 0)
+    if wanted > 0:
+        start += tl.atomic_add(cursors, wanted)
+    wanted = tl.sum(pieces, 0)
+    if wanted > 0:
+        first = tl.atomic_add(cursors + 1, wanted) + tl.cumsum(pieces, 0) - pieces
+        start = tl.where(is_long, n + first * PIECE, start)
+    tl.store(segments + 2 * row, start, mask=is_new)
+    tl.store(segments + 2 * row + 1, count, mask=is_new)
 
 
 @triton.jit
-def _number(
-    table, part_starts, number_of_place, counts, size, parts,
-    BY_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+def _rows_of_ids(
+    table, part_starts, number_of_place, counts, cursors, rows, keys, segments,
+    n, owners, parts,
+    BY_BUCKET: tl.constexpr, GROUPED: tl.constexpr, FEW: tl.constexpr, PIECE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Numbers the keys of each part."""
+    """Turns the places of ids into rows, of all or of the bucket; new keys go to theirs."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(table + at, mask=at < size, other=0) - 1
-    used = key >= 0
+    told = tl.load(rows + at, mask=at < n, other=-1).to(tl.int64)
+    is_new = told < -1
+    place = tl.where(is_new, -2 - told, told)
+    live = place >= 0
+    words = 2 if GROUPED else 1
+    key = tl.load(table + place * words, mask=live, other=1) - 1
     part = _part_of(key, part_starts, parts)
-    if BY_BLOCK:
-        number = part * 0
-        for p in range(parts):
-            own = (used & (part == p)).to(tl.int32)
-            total = tl.sum(own, 0)
-            if total > 0:
-                first = tl.atomic_add(counts + p, total.to(tl.int64)).to(tl.int32)
-                number += own * (first + tl.cumsum(own, 0) - own)
-    else:
-        number = tl.atomic_add(counts + part, used.to(tl.int64), mask=used).to(tl.int32)
-    tl.store(number_of_place + at, number, mask=used)
-
-
-@triton.jit
-def _place(
-    table, part_starts, number_of_place, counts, keys, size, owners, parts,
-    BY_BUCKET: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Brings the keys together, part after part; numbers become those of all, or of the bucket."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(table + at, mask=at < size, other=0) - 1
-    used = key >= 0
-    part = _part_of(key, part_starts, parts)
-    before, before_bucket = (part * 0).to(tl.int64), (part * 0).to(tl.int64)
+    row, before_bucket = (part * 0).to(tl.int64), (part * 0).to(tl.int64)
     for p in range(parts):
         count = tl.load(counts + p)
-        before += tl.where(part > p, count, 0)
+        row += tl.where(part > p, count, 0)
         before_bucket += tl.where(part // owners * owners > p, count, 0)
-    row = before + tl.load(number_of_place + at, mask=used, other=0)
-    tl.store(keys + row, key, mask=used)
+    row += tl.load(number_of_place + place, mask=live, other=0)
+    tl.store(keys + row, key, mask=is_new)
+    if GROUPED:
+        more = tl.load(table + place * words + 1, mask=is_new, other=0).to(tl.int32)
+        _segments(row, more + 1, is_new, cursors, segments, n, FEW, PIECE)
     if BY_BUCKET:
         row -= before_bucket
-    tl.store(number_of_place + at, row.to(tl.int32), mask=used)
-
-
-@triton.jit
-def _rows_of_ids(place_of_id, number_of_place, rows, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(place_of_id + at, mask=at < n, other=-1)
-    row = tl.load(number_of_place + place, mask=place >= 0, other=0)
-    tl.store(rows + at, row, mask=at < n)
+    tl.store(rows + at, tl.where(live, row, 0).to(tl.int32), mask=at < n)
 
 
 def number_rows(
@@ -194,10 +237,10 @@ def number_rows(
     """
     assert not batch, "the bags of a batch are told by offsets, see number_batch_rows"
     ends_S = to_device(list(accumulate(counts)), ids_N.device)
-    table = _Table(ids_N.numel(), part_starts_P1)
+    table = _Table(ids_N.numel(), part_starts_P1, grouped=False)
     table.insert(ids_N, ends_S, 1, rows_S, None, starts_SW, shifts_SW, hot_table)
-    keys_U, rows_N = table.rows(len(slot_ends), by_bucket=True, padded=hot_table is not None)
-    return keys_U, rows_N, [], table.counts_P, table.bad
+    keys_U = table.keys(len(slot_ends), by_bucket=True, padded=hot_table is not None)
+    return keys_U, table.rows_N, [], table.counts_P, table.bad
 
 
 def number_batch_rows(
@@ -210,7 +253,7 @@ def number_batch_rows(
     shifts_SW: torch.Tensor,
     part_starts_P1: torch.Tensor,
     hot_table: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Numbers the distinct rows that the ids of a batch ask for, without a count of ids.
 
     Args:
@@ -226,12 +269,15 @@ def number_batch_rows(
 
     Returns:
         the unique keys, part after part; for every id the number of its row among them; how many
-        unique keys each part has; and whether any id is outside of its table.
+        unique keys each part has; whether any id is outside of its table; and which ids a row has:
+        for every id its number among those of its row, for every row where these begin and how many
+        they are, and how many ids and pieces are in segments.
     """
-    table = _Table(ids_N.numel(), part_starts_P1)
+    table = _Table(ids_N.numel(), part_starts_P1, grouped=True)
     table.insert(ids_N, offsets_B1[1:], batch, rows_S, salts_S2, starts_SW, shifts_SW, hot_table)
-    keys_U, rows_N = table.rows(1, by_bucket=False, padded=hot_table is not None)
-    return keys_U, rows_N, table.counts_P, table.bad
+    keys_U = table.keys(1, by_bucket=False, padded=hot_table is not None)
+    occurrences = (table.ranks_N, table.segments_U2, table.cursors)
+    return keys_U, table.rows_N, table.counts_P, table.bad, *occurrences
 
 
 class _Table:
@@ -240,18 +286,27 @@ class _Table:
     Args:
         ids: how many there are.
         part_starts_P1: the first key of each part.
+        grouped: whether it is to be known which ids a row has.
     """
 
-    def __init__(self, ids: int, part_starts_P1: torch.Tensor) -> None:
+    def __init__(self, ids: int, part_starts_P1: torch.Tensor, grouped: bool) -> None:
         device, dtype = part_starts_P1.device, part_starts_P1.dtype
         self.ids, self.parts = ids, part_starts_P1.numel() - 1
         self.part_starts_P1 = part_starts_P1
-        self.bits = max((2 * ids - 1).bit_length(), 6)
-        self.counts_P, self._flag, self._keys_H = _zeros(
-            device, (self.parts, torch.int64), (8, torch.uint8), (1 << self.bits, dtype)
+        self._size, self._grouped = places_for(ids), grouped
+        self.counts_P, self.cursors, self._flag, self._table = _zeros(
+            device,
+            (self.parts, torch.int64),
+            (2, torch.int32),
+            (8, torch.uint8),
+            (self._size * (2 if grouped else 1), dtype),
         )
         self.bad = self._flag[:1].view(torch.bool)[0]
-        self._place_N = torch.empty(ids, dtype=torch.int32, device=device)
+        # Places of ids, until all of them are in.
+        self.rows_N = torch.empty(ids, dtype=torch.int32, device=device)
+        self.ranks_N = torch.empty(ids if grouped else 0, dtype=torch.int32, device=device)
+        self.segments_U2 = torch.empty((ids if grouped else 0, 2), dtype=torch.int32, device=device)
+        self._numbers = torch.empty(self._size, dtype=torch.int32, device=device)
 
     def insert(
         self,
@@ -266,48 +321,42 @@ class _Table:
     ) -> None:
         """Has every id find its place; slots end at ``ends[apart - 1]``, and so on."""
         slots = rows_S.numel()
-        if not self.ids or not apart or not slots:
+        if not self.ids:
+            return
+        if not apart or not slots:
+            self.rows_N.fill_(-1)
             return
         hot_size = 2 if hot_table is None else hot_table.size(0)
         _insert[(triton.cdiv(self.ids, INSERTED),)](
             ids_N, ends, rows_S, rows_S if salts_S2 is None else salts_S2, starts_SW, shifts_SW,
-            self._keys_H if hot_table is None else hot_table,
-            self._keys_H, self._place_N, self._flag, self.ids, apart, slots, starts_SW.size(1),
-            64 - self.bits, (1 << self.bits) - 1, 65 - hot_size.bit_length(), hot_size - 1,
-            HASHED=salts_S2 is not None, HOT=hot_table is not None,
-            STEPS=max((slots - 1).bit_length(), 1), BLOCK=INSERTED,
+            self._table if hot_table is None else hot_table, self.part_starts_P1,
+            self._table, self._numbers, self.counts_P, self.rows_N, self.ranks_N, self._flag,
+            self.ids, apart, slots, starts_SW.size(1), self.parts, self._size,
+            65 - hot_size.bit_length(), hot_size - 1,
+            HASHED=salts_S2 is not None, HOT=hot_table is not None, GROUPED=self._grouped,
+            STEPS=max((slots - 1).bit_length(), 1), BY_BLOCK=self.parts <= MOST_PARTS,
+            BLOCK=INSERTED,
         )  # fmt: skip
 
-    def rows(
-        self, buckets: int, by_bucket: bool, padded: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the unique keys, and the row of every id among them.
+    def keys(self, buckets: int, by_bucket: bool, padded: bool) -> torch.Tensor:
+        """Returns the unique keys; from now on ``rows_N`` are the rows of ids among them.
 
         Args:
             buckets: of equally many parts each.
             by_bucket: whether rows of each bucket count from zero.
             padded: whether keys that are none are the size of the key space, for whoever counts.
         """
-        starts, size = self.part_starts_P1, 1 << self.bits
-        number_H = torch.empty(size, dtype=torch.int32, device=starts.device)
-        rows_N = torch.empty(self.ids, dtype=torch.int32, device=starts.device)
+        starts = self.part_starts_P1
         keys_U = torch.empty(self.ids, dtype=starts.dtype, device=starts.device)
         if padded:
             keys_U.copy_(starts[-1:].expand(self.ids))
         if self.ids:
-            places = (triton.cdiv(size, BLOCK),)
-            _number[places](
-                self._keys_H, starts, number_H, self.counts_P, size, self.parts,
-                BY_BLOCK=self.parts <= MOST_PARTS, BLOCK=BLOCK,
-            )  # fmt: skip
-            _place[places](
-                self._keys_H, starts, number_H, self.counts_P, keys_U, size,
-                self.parts // buckets, self.parts, BY_BUCKET=by_bucket, BLOCK=BLOCK,
-            )  # fmt: skip
             _rows_of_ids[(triton.cdiv(self.ids, BLOCK),)](
-                self._place_N, number_H, rows_N, self.ids, BLOCK=BLOCK
-            )
-        return keys_U, rows_N
+                self._table, starts, self._numbers, self.counts_P, self.cursors, self.rows_N,
+                keys_U, self.segments_U2, self.ids, self.parts // buckets, self.parts,
+                BY_BUCKET=by_bucket, GROUPED=self._grouped, FEW=FEW, PIECE=PIECE, BLOCK=BLOCK,
+            )  # fmt: skip
+        return keys_U
 
 
 def _zeros(device: torch.device, *tensors: tuple[int, torch.dtype]) -> list[torch.Tensor]:

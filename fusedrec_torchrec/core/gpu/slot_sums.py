@@ -1,10 +1,8 @@
-"""Rows to sums of bags and back for all slots of a batch at once, on CUDA.
+"""Rows to sums of bags for all slots of a batch at once, on CUDA; the way back: ``row_gradients``.
 
 A slot's bags stay where the batch has them, slot after slot, and go to the slot's columns of the
-output; rows are numbered over all buckets.  So there is one launch in each direction, whatever the
-number of tables, dimensions and poolings.  Backward adds gradients to rows by atomic additions: a
-row that very many bags have is not left to one program, but the order of the additions is left to
-chance.
+output; rows are numbered over all buckets.  So there is one launch, whatever the number of tables,
+dimensions and poolings.
 
 Shape suffixes: N ids, S slots, B bags (slots times samples), D columns of a row.
 """
@@ -13,12 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["slot_bag_sums", "slot_row_sums"]
+__all__ = ["columns_of_program", "slot_bag_sums"]
 
 ELEMENTS = 512  # of the rows that a program has in hand
 MOST_BAGS = 16  # of a program: with more, registers are spilled
 MIXED_COLUMNS = 32  # of a program if dimensions differ: a cache line
-MOST_IDS = 64  # of a bag for one program, backward
 
 
 @triton.jit
@@ -75,31 +72,7 @@ def _slot_bag_sums(
     tl.store(out + line + to[None, :], total.to(out.dtype.element_ty), mask=is_there)
 
 
-@triton.jit
-def _slot_row_sums(
-    gradient, addresses, slots, rows, offsets, weights, out, batch, stride, shares, scale,
-    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Adds gradients of some bags of a slot to those of their rows; ``shares`` share long bags."""
-    sample, from_, d, dim, is_there, begin, length, divisor = _bags_of(
-        slots, offsets, batch, tl.program_id(2) // shares * COLUMNS, BLOCK, COLUMNS
-    )
-    line = sample[:, None] * stride
-    value = tl.load(gradient + line + from_[None, :], mask=is_there, other=0.0).to(tl.float32)
-    value = tl.div_rn(value * scale, divisor[:, None])
-    for i in range(tl.program_id(2) % shares, tl.max(length, 0), shares):
-        is_id = i < length
-        row = tl.load(rows + begin + i, mask=is_id, other=0)
-        to = _address(row, addresses, dim, PLAIN, is_id)
-        own = value
-        if WEIGHTED:
-            own = value * tl.load(weights + begin + i, mask=is_id, other=0.0)[:, None]
-        tl.atomic_add(
-            out + to[:, None] + d[None, :], own, mask=is_id[:, None] & is_there, sem="relaxed"
-        )
-
-
-def _shape(dims: list[int]) -> tuple[int, int, int]:
+def columns_of_program(dims: list[int]) -> tuple[int, int, int]:
     """Returns how many samples and columns a program takes, and how often there are as many."""
     most = max(dims)
     columns = triton.next_power_of_2(most)
@@ -134,40 +107,8 @@ def slot_bag_sums(
     batch, slots = out.size(0), slots_S3.size(0)
     if not batch or not slots:
         return
-    block, columns, tiles = _shape(dims)
+    block, columns, tiles = columns_of_program(dims)
     _slot_bag_sums[(triton.cdiv(batch, block), slots, tiles)](
         flat, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch, out.stride(0),
-        PLAIN=addresses is None, WEIGHTED=weights_N is not None, BLOCK=block, COLUMNS=columns,
-    )  # fmt: skip
-
-
-def slot_row_sums(
-    gradient: torch.Tensor,
-    addresses: torch.Tensor | None,
-    dims: list[int],
-    slots_S3: torch.Tensor,
-    rows_N: torch.Tensor,
-    offsets_B1: torch.Tensor,
-    weights_N: torch.Tensor | None,
-    scale: float,
-    out: torch.Tensor,
-) -> None:
-    """Adds gradients of bags to those of their rows, in float32.
-
-    Args:
-        gradient: of what ``slot_bag_sums`` has written.
-        scale: that gradients are multiplied by.
-        out: the sums, where the rows are; zeros at first.
-
-    The others are those of ``slot_bag_sums``.
-    """
-    batch, slots = gradient.size(0), slots_S3.size(0)
-    if not batch or not slots or not rows_N.numel():
-        return
-    block, columns, tiles = _shape(dims)
-    shares = min(triton.cdiv(triton.cdiv(rows_N.numel(), slots * batch), MOST_IDS), 64)
-    _slot_row_sums[(triton.cdiv(batch, block), slots, tiles * shares)](
-        gradient, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch,
-        gradient.stride(0), shares, scale,
         PLAIN=addresses is None, WEIGHTED=weights_N is not None, BLOCK=block, COLUMNS=columns,
     )  # fmt: skip

@@ -8,10 +8,12 @@ element of an operator's inputs once, and every element of its results once: its
 results, such as the hash table, cost nothing there.  Tables of slots and parts, some hundred
 numbers that stay in the first cache, do not count.
 
-One bucket, no weights, no hot rows, keys of four bytes.
+One bucket, sums, no weights, no hot rows, keys of four bytes.
 """
 
 from dataclasses import dataclass
+
+from fusedrec_torchrec.core.gpu.segments import places_for
 
 __all__ = ["Bytes", "Shape", "kernels"]
 
@@ -28,6 +30,8 @@ class Shape:
         bags: of all features.
         asked: rows that all ranks ask of this one.
         dim: columns.
+        long: distinct rows with more than a few ids, see ``segments``.
+        pieces: of these.
     """
 
     ids: float
@@ -35,11 +39,13 @@ class Shape:
     bags: float
     asked: float
     dim: int
+    long: float = 0.0
+    pieces: float = 0.0
 
     @property
     def places(self) -> int:
         """Places of the hash table, as ``row_numbers`` makes it."""
-        return int(1 << max((2 * int(self.ids) - 1).bit_length(), 6))
+        return places_for(int(self.ids))
 
     @property
     def probes(self) -> float:
@@ -72,31 +78,40 @@ def kernels(shape: Shape) -> list[Bytes]:
     What an operator of several kernels needs at least stands where it is read or written first.
     """
     n, u, b, h = shape.ids, shape.unique, shape.bags, shape.places
+    long, pieces = shape.long, shape.pieces
     row = NUMBER * shape.dim
     bags, numbers = LENGTH * b, 4 * n
-    insert = (ID + 4) * n + KEY * u
+    insert = (ID + 8) * n + (KEY + 4) * u  # place and rank of each id, key and number of a row
+    rows = 2 * numbers + (KEY + 12) * u  # place and row of an id; key, ids and segment of a row
+    place_bags = 3 * numbers + 4 * pieces + row * long
+    row_sums = numbers + 8 * u + 12 * pieces + row * (u - long)
     sums = numbers + bags + row * (u + b)
     return [
         Bytes("offsets", "dedup", *[2 * bags] * 3),
         Bytes("bad_lengths", "dedup", 2 * bags, 2 * bags, bags),
-        Bytes("number_batch_rows: zeros", "dedup", KEY * h, KEY * h, 0),
-        # Reads of places where ids do not look do not happen.
+        Bytes("number_batch_rows: zeros", "dedup", 2 * KEY * h, 2 * KEY * h, 0),
+        # Reads of places where ids do not look do not happen; all ids but the first of a row count
+        # themselves, at no more places than there are rows or such ids.
         Bytes(
             "number_batch_rows: insert", "dedup",
-            insert + KEY * shape.probes * n, insert + KEY * min(h, shape.probes * n), ID * n,
+            insert + KEY * shape.probes * n + 2 * KEY * (n - u),
+            insert + KEY * min(h, shape.probes * n) + 2 * KEY * min(u, n - u), ID * n,
         ),
-        Bytes("number_batch_rows: number", "dedup", KEY * h + 4 * u, KEY * h + 4 * u, 0),
-        Bytes("number_batch_rows: place", "dedup", KEY * h + 12 * u, KEY * h + 12 * u, KEY * u),
         Bytes(
             "number_batch_rows: rows_of_ids", "dedup",
-            3 * numbers, 2 * numbers + 4 * u, numbers,
+            rows + (KEY + 4) * n, rows + (KEY + 4) * u, numbers + KEY * u,
         ),
         Bytes("pack_rows", "dedup", *[(KEY + 4) * u] * 3),
         Bytes("unpack", "lookup", *[8 * shape.asked] * 3),
         Bytes("slot_bag_sums", "pooling", numbers + 2 * bags + row * (n + b), sums, sums),
-        Bytes("slot_row_sums: zeros", "pooling_backward", row * u, row * u, 0),
         Bytes(
-            "slot_row_sums", "pooling_backward",
-            numbers + 2 * bags + row * (2 * n + b), sums + row * u, sums,
+            "slot_row_sums: place_bags", "pooling_backward",
+            place_bags + numbers + 2 * bags, place_bags + 4 * u + bags, numbers + bags,
+        ),
+        # A piece is added to its row: read and written.
+        Bytes(
+            "slot_row_sums: sums", "pooling_backward",
+            row_sums + 4 * u + row * (n + 2 * pieces), row_sums + row * (b + 2 * long),
+            row * (u + b),
         ),
     ]  # fmt: skip

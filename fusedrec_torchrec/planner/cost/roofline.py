@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
+import numpy as np
+
+from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE
 from fusedrec_torchrec.core.gpu.traffic import NUMBER, Shape, kernels
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig
 from fusedrec_torchrec.planner.cost.step import Step, fused_step, stock_step
@@ -26,6 +30,7 @@ __all__ = [
     "fbgemm_forward",
     "roofline",
     "shape_of",
+    "with_many_ids",
 ]
 
 
@@ -50,7 +55,7 @@ GPUS = {
 }
 LAUNCH_MICROSECONDS = 4.0
 """Of a kernel that has nothing to do, with the gap to the next one; an assumption."""
-LAUNCHES = {"fused_row_wise": 35, "table_wise": 52}
+LAUNCHES = {"fused_row_wise": 33, "table_wise": 52}
 """Of a step of 26 tables of one dimension, as ``tests/emulated_cuda/test_budget.py`` has them."""
 ID, OFFSET, STATE, RADIX_BITS = 8, 8, 4, 8
 SORTED = ID + 4  # a linear index, and where it came from
@@ -89,7 +94,23 @@ def shape_of(tables: Sequence[TableLoad], batch: int) -> Shape:
     (dim,) = {table.dim for table in tables}
     unique = sum(table.unique(batch) for table in tables)
     bags = sum(batch * table.bags for table in tables)
-    return Shape(sum(table.ids(batch) for table in tables), unique, bags, unique, dim)
+    ids = sum(table.ids(batch) for table in tables)
+    many = [with_many_ids(table.classes, table.ids(batch)) for table in tables]
+    long, in_them = (sum(of_table) for of_table in zip(*many, strict=True))
+    # The last piece of a row is half full in the mean.
+    return Shape(ids, unique, bags, unique, dim, long, in_them / PIECE + long / 2)
+
+
+def with_many_ids(classes: RowClasses, ids: float) -> tuple[float, float]:
+    """Returns how many rows more than a few of ``ids`` are of, by Poisson's law, and these ids."""
+    mean_C = classes.shares_C * ids
+    terms_FC = np.empty((FEW + 1, mean_C.size))
+    terms_FC[0] = np.exp(-mean_C)
+    for few in range(1, FEW + 1):
+        terms_FC[few] = terms_FC[few - 1] * mean_C / few
+    long_C = classes.rows_C * np.clip(1 - terms_FC.sum(0), 0, None)
+    ids_C = classes.rows_C * np.clip(mean_C - np.arange(FEW + 1) @ terms_FC, 0, None)
+    return float(long_C.sum()), float(ids_C.sum())
 
 
 def roofline(

@@ -60,10 +60,12 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         entries,
         messages,
         number_formats,
+        row_gradients,
         row_numbers,
         slot_sums,
         sums,
     )
+    from fusedrec_torchrec.core.gpu.segments import FEW, PIECE
 
     longs = (
         "ends counts slot_ends rows salts starts shifts pieces part_starts bag_ends tables "
@@ -85,26 +87,23 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             {"lengths": "*i32", "offsets": "*i32", "bad": "*u8"},
             {"COUNTED": True, "BLOCK": 1024},
         ),
-        (
-            row_numbers._insert,
-            {"ids": "*i64", "hot_table": "*i32", "table": "*i32", "place_of_id": "*i32",
-             "bad": "*u8"},
-            {"HASHED": True, "HOT": True, "STEPS": 5, "BLOCK": row_numbers.INSERTED},
-        ),
-        (
-            row_numbers._number,
-            {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32"},
-            {"BY_BLOCK": True, "BLOCK": 256},
-        ),
-        (
-            row_numbers._place,
-            {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32", "keys": "*i32"},
-            {"BY_BUCKET": True, "BLOCK": 256},
+        *(
+            (
+                row_numbers._insert,
+                {"ids": "*i64", "hot_table": "*i32", "part_starts": "*i32", "table": "*i32",
+                 "number_of_place": "*i32", "place_of_id": "*i32", "ranks_of_ids": "*i32",
+                 "bad": "*u8"},
+                {"HASHED": True, "HOT": True, "GROUPED": grouped, "STEPS": 5,
+                 "BY_BLOCK": grouped, "BLOCK": row_numbers.INSERTED},
+            )
+            for grouped in (True, False)
         ),
         (
             row_numbers._rows_of_ids,
-            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32"},
-            {"BLOCK": 256},
+            {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32",
+             "cursors": "*i32", "rows": "*i32", "keys": "*i32", "segments": "*i32"},
+            {"BY_BUCKET": True, "GROUPED": True, "FEW": FEW, "PIECE": PIECE,
+             "BLOCK": 256},
         ),
         *(
             (bags._hash_bags, of_bags, {"IDS": ids, "BLOCK": bags.ELEMENTS // ids, **weighted})
@@ -170,18 +169,34 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         *(
             (
                 kernel,
-                {first: "*fp32", "addresses": "*i64", "slots": "*i64", "rows": "*i32",
-                 "offsets": "*i32", "weights": "*fp32", "out": "*fp32", "scale": "fp32"},
+                {"flat": "*fp32", "gradient": "*fp32", "addresses": "*i64", "slots": "*i64",
+                 "rows": "i32" if kernel is row_gradients._slot_row_sums else "*i32",
+                 "offsets": "*i32", "weights": "*fp32", "out": "*fp32", "scale": "fp32",
+                 "bag_of_place": "*i32", "weight_of_place": "*fp32", "segments": "*i32",
+                 "row_of_piece": "*i32", "cursors": "*i32"},
                 {
                     "PLAIN": plain, "WEIGHTED": True,
                     "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns,
+                    **others,
                 },
             )
-            for kernel, first in (
-                (slot_sums._slot_bag_sums, "flat"),
-                (slot_sums._slot_row_sums, "gradient"),
+            for kernel, others in (
+                (slot_sums._slot_bag_sums, {}),
+                (row_gradients._slot_row_sums, {"FEW": FEW, "PIECE": PIECE}),
             )
             for plain, columns in ((False, 16), (False, 32), (True, 64), (True, 128))
+        ),
+        *(
+            (
+                row_gradients._place_bags,
+                {"rows": "*i32", "ranks": "*i32", "segments": "*i32", "offsets": "*i32",
+                 "slots": "*i64", "addresses": "*i64", "weights": "*fp32",
+                 "bag_of_place": "*i32", "weight_of_place": "*fp32", "row_of_piece": "*i32",
+                 "out": "*fp32"},
+                {"PLAIN": False, "WEIGHTED": True, "PIECE": PIECE, "IDS": ids,
+                 "BLOCK": row_gradients.PLACED // ids},
+            )
+            for ids in (1, row_gradients.MOST_IDS)
         ),
         *(
             (
@@ -222,6 +237,8 @@ def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled
     results = []
     for kernel, signature, constants in kernels():
         name = kernel.__name__.removeprefix("_")
+        if constants.get("GROUPED"):
+            name += ", grouped"
         if "IDS" in constants:
             name += f", {constants['IDS']} ids"
         if "COLUMNS" in constants:

@@ -13,6 +13,7 @@ from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
 
 pytest.importorskip("triton")
 from fusedrec_torchrec.core.gpu import row_numbers
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, most_pieces
 
 EXAMPLES = settings(max_examples=25, deadline=None)
 
@@ -147,7 +148,7 @@ def test_offsets_of_bags_tell_which_slot_an_id_is_of(batch: Batch, data: st.Data
     offset_dtype = data.draw(st.sampled_from([torch.int32, torch.int64]))
     ids_N = torch.cat([batch.ids, torch.tensor(others, dtype=batch.ids.dtype)])
     offsets = torch.tensor([0, *batch.lengths.tolist(), *others]).cumsum(0)
-    keys_U, rows_N, counts_P, bad = row_numbers.number_batch_rows(
+    keys_U, rows_N, counts_P, bad, *row_ids = row_numbers.number_batch_rows(
         ids_N, offsets.to(offset_dtype), *batch.of_batch()
     )
     assert not bool(bad) and keys_U.numel() == rows_N.numel() == ids_N.numel()
@@ -157,6 +158,58 @@ def test_offsets_of_bags_tell_which_slot_an_id_is_of(batch: Batch, data: st.Data
     places = torch.searchsorted(batch.part_starts.long(), unique, right=True) - 1
     assert places.tolist() == sorted(places.tolist())
     assert torch.bincount(places, minlength=counts_P.numel()).tolist() == counts_P.tolist()
+    check_ids_of_rows(rows_N[: batch.ids.numel()], unique.numel(), *row_ids)
+
+
+def check_ids_of_rows(
+    rows_N: torch.Tensor,
+    rows: int,
+    ranks_N: torch.Tensor,
+    segments_U2: torch.Tensor,
+    cursors: torch.Tensor,
+) -> None:
+    """Ids of a row are numbered; rows have room for them, of their own, those of many in pieces."""
+    ids, (few, pieces) = ranks_N.numel(), cursors.tolist()
+    starts, counts = segments_U2[:rows].unbind(1)
+    assert counts.tolist() == torch.bincount(rows_N, minlength=rows).tolist()
+    for row, count in enumerate(counts.tolist()):
+        assert sorted(ranks_N[: rows_N.numel()][rows_N == row].tolist()) == list(range(count))
+    is_long = counts > FEW
+    assert few == int(counts[~is_long].sum()) <= ids
+    assert pieces <= most_pieces(ids)
+    rooms = torch.where(is_long, -(-counts // PIECE) * PIECE, counts)
+    order = starts.argsort()
+    ends = (starts + rooms)[order]
+    assert (ends[:-1] <= starts[order][1:]).all()
+    assert (starts[is_long] >= ids).all() and ((starts + counts)[~is_long] <= few).all()
+    assert ((starts[is_long] - ids) % PIECE == 0).all()
+    if bool(is_long.any()):
+        assert int(ends[-1]) == ids + pieces * PIECE
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40, 5000])
+@pytest.mark.parametrize("parts", [1, 5, 33])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_of_rows_with_few_and_with_many(rows: int, parts: int, dtype: torch.dtype) -> None:
+    """Up to one row that every id asks for, and a table of distinct rows that fills up."""
+    largest = torch.iinfo(dtype).max - 1 - rows
+    drawn = torch.randint(rows, (1000,), generator=torch.Generator().manual_seed(rows))
+    batch = make([[drawn.tolist()[:600], drawn.tolist()[600:]]], [rows], [1], parts, dtype,
+                 first_key=largest)  # fmt: skip
+    keys_U, rows_N, counts_P, bad, *row_ids = row_numbers.number_batch_rows(
+        batch.ids, torch.tensor([0, 600, 1000]), *batch.of_batch()
+    )
+    assert not bool(bad) and (keys_U[rows_N.long()] == keys_of(batch)).all()
+    assert int(counts_P.sum()) == len(set(drawn.tolist()))
+    check_ids_of_rows(rows_N, int(counts_P.sum()), *row_ids)
+
+
+def test_no_slots_and_no_bags_ask_for_no_rows() -> None:
+    batch = make([[[], []]], [10], [1], 2)
+    ids, offsets = torch.tensor([4, 5, 6]), torch.tensor([0])
+    arguments = (0, *batch.of_batch()[1:])
+    _, rows_N, counts_P, bad, *_ = row_numbers.number_batch_rows(ids, offsets, *arguments)
+    assert rows_N.tolist() == [0, 0, 0] and counts_P.tolist() == [0, 0] and not bool(bad)
 
 
 def test_raw_ids_are_hashed() -> None:
@@ -166,7 +219,7 @@ def test_raw_ids_are_hashed() -> None:
     offsets = torch.arange(13)
     arguments = list(batch.of_batch())
     arguments[2] = salts
-    keys_U, rows_N, _, bad = row_numbers.number_batch_rows(batch.ids, offsets, *arguments)
+    keys_U, rows_N, _, bad, *_ = row_numbers.number_batch_rows(batch.ids, offsets, *arguments)
     assert not bool(bad)
     hashed = hash_ids(batch.ids[:6], salts[0, 1], torch.tensor(10))
     batch.ids = torch.cat([hashed, batch.ids[6:]])
@@ -177,7 +230,7 @@ def test_raw_ids_are_hashed() -> None:
     one.ids = torch.tensor(raw)
     arguments = list(one.of_batch())
     arguments[2] = salts[:1]
-    keys_U, rows_N, _, bad = row_numbers.number_batch_rows(one.ids, offsets[:7], *arguments)
+    keys_U, rows_N, _, bad, *_ = row_numbers.number_batch_rows(one.ids, offsets[:7], *arguments)
     assert not bool(bad) and keys_U[rows_N.long()].tolist() == want.tolist()
 
 
@@ -189,7 +242,7 @@ def test_very_many_parts_and_ids_of_one_row() -> None:
 def test_an_id_out_of_range_is_told_and_overruns_nothing() -> None:
     for bad_id in (-1, 10, 2**31, -(2**62)):
         batch = make([[[1], [bad_id], [3]]], [10], [1], 2)
-        _, rows_N, counts_P, bad = row_numbers.number_batch_rows(
+        _, rows_N, counts_P, bad, *_ = row_numbers.number_batch_rows(
             batch.ids, torch.arange(4), *batch.of_batch()
         )
         assert bool(bad) and int(rows_N.max()) < int(counts_P.sum()) <= 3
@@ -198,7 +251,7 @@ def test_an_id_out_of_range_is_told_and_overruns_nothing() -> None:
 def test_lengths_that_do_not_fit_overrun_nothing() -> None:
     batch = make([[[1, 2], [3], [4]], [[5], [], [6]]], [10, 10], [2], 2)
     for offsets in ([0, 9, 6, 8, 16, 24, 15], [0, 0, 0, 0, 0, 0, 0], [-5, -4, -3, -2, -1, 0, 1]):
-        _, rows_N, counts_P, _ = row_numbers.number_batch_rows(
+        _, rows_N, counts_P, *_ = row_numbers.number_batch_rows(
             batch.ids, torch.tensor(offsets), *batch.of_batch()
         )
         assert int(rows_N.min()) >= 0 and int(rows_N.max()) <= max(int(counts_P.sum()) - 1, 0)

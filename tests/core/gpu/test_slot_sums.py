@@ -1,4 +1,4 @@
-"""Sums of rows for all slots of a batch, and of gradients by row: as torch has them."""
+"""Sums of rows for all slots of a batch: as torch has them."""
 
 from dataclasses import dataclass
 
@@ -97,38 +97,3 @@ def test_bags_are_summed_into_the_columns_of_their_slots(batch: Batch, dtype: to
         want = batch.matrix(slot) @ batch.row_matrix(flat.float(), dim)
         torch.testing.assert_close(out[:, column : column + dim], want.to(dtype))
     assert (out[:, batch.width :] == 5).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(batches(), st.sampled_from([torch.float32, torch.float16]))
-def test_gradients_are_added_up_for_each_row(batch: Batch, dtype: torch.dtype) -> None:
-    gradient = torch.randn(batch.batch, batch.width + 3, generator=batch.generator).to(dtype)
-    out = torch.zeros(batch.size)
-    slot_sums.slot_row_sums(
-        gradient, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets,
-        batch.weights, 0.5, out,
-    )  # fmt: skip
-    want = torch.zeros(batch.size)
-    for slot, (dim, column, _) in enumerate(batch.slots.tolist()):
-        own = batch.matrix(slot).t() @ gradient[:, column : column + dim].float() / 2
-        for row in (
-            batch.ids[
-                int(batch.offsets[slot * batch.batch]) : int(
-                    batch.offsets[(slot + 1) * batch.batch]
-                )
-            ]
-            .unique()
-            .tolist()
-        ):
-            begin = batch.address(row, dim)
-            want[begin : begin + dim] += own[row]
-    torch.testing.assert_close(out, want)
-
-
-def test_a_long_bag_is_shared_by_programs() -> None:
-    ids = torch.arange(400, dtype=torch.int32) % 7
-    slots, offsets = torch.tensor([[8, 0, 1]]), torch.tensor([0, 400])
-    gradient, out = torch.ones(1, 8), torch.zeros(56)
-    slot_sums.slot_row_sums(gradient, None, [8], slots, ids, offsets, None, 1.0, out)
-    counts = torch.bincount(ids)
-    torch.testing.assert_close(out.view(7, 8), (counts / 400)[:, None].expand(7, 8))

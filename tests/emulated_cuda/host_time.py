@@ -1,0 +1,153 @@
+"""How long the host is busy with a training step, on the emulated GPU.
+
+    .venv-cuda/bin/emulated python -m tests.emulated_cuda.host_time
+
+What counts is CPU time of the thread, forward, backward and update, without what the emulator
+takes: oracles, collectives, and the way of each operator through its Python.  Host code of torch,
+FBGEMM, Triton and TorchRec counts; the driver and NCCL are not there, so what they take does not.
+Backward runs in the same thread, to be measured.  Other processes make a step slower, by caches and
+clocks that they share: the least of many steps is printed beside the median.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.case import batch, local_device, sharded
+from tests.cluster import Cluster
+from tests.emulated_cuda.call import Call
+from tests.emulated_cuda.dispatch import EmulatedDispatch
+from tests.emulated_cuda.test_budget import MIXED, SIMPLE, case_of
+
+__all__ = ["HostTime", "host_times"]
+
+WARM, STEPS, TRIES = 6, 30, 2000
+
+
+@dataclass
+class HostTime:
+    """Is the time of one step.
+
+    Attributes:
+        seconds: of the thread, without the emulator's.
+        operators: that went through the emulator.
+        by_name: seconds of their host code.
+    """
+
+    seconds: float = 0.0
+    operators: int = 0
+    by_name: dict[str, float] = field(default_factory=dict)
+
+
+class _Clock:
+    """Measures what is the emulator's; there is one for a process."""
+
+    def __init__(self) -> None:
+        self.emulator, self.operators = 0.0, 0
+        self.host: dict[str, float] = defaultdict(float)
+        self._inside = 0.0
+        dispatch, run = EmulatedDispatch.__torch_dispatch__, Call.run
+
+        def timed_dispatch(mode: Any, *args: Any) -> Any:
+            begin, self._inside = time.thread_time(), 0.0
+            try:
+                return dispatch(mode, *args)
+            finally:
+                self.operators += 1
+                self.emulator += time.thread_time() - begin - self._inside
+
+        def timed_run(call: Call) -> Any:
+            if call.computes_on_cpu or call.func.namespace == "c10d":  # type: ignore[attr-defined]
+                return run(call)
+            begin = time.thread_time()
+            try:
+                return run(call)
+            finally:
+                spent = time.thread_time() - begin
+                self._inside += spent
+                self.host[call.name] += spent
+
+        on_cpu = Call.on_cpu
+
+        def marked(call: Call) -> Call:
+            copy = on_cpu(call)
+            object.__setattr__(copy, "computes_on_cpu", True)
+            return copy
+
+        Call.computes_on_cpu = False  # type: ignore[attr-defined]
+        for owner, name, function in (
+            (EmulatedDispatch, "__torch_dispatch__", timed_dispatch),
+            (Call, "run", timed_run),
+            (Call, "on_cpu", marked),
+        ):
+            setattr(owner, name, function)
+
+    def spent(self, begin: float) -> float:
+        """Returns what is not the emulator's since ``begin``, when the clock was at zero."""
+        return time.thread_time() - begin - self.emulator
+
+    def reset(self) -> float:
+        self.emulator, self.operators, self.host = 0.0, 0, defaultdict(float)
+        return time.thread_time()
+
+    def detour(self) -> float:
+        """Returns what the way through Python takes that is not seen from inside, by operator."""
+        x = torch.empty(8, device="cuda")
+        begin = self.reset()
+        for _ in range(TRIES):
+            x.detach()
+        return (self.spent(begin) - self.host["aten::detach"]) / TRIES
+
+
+def host_times(workload: str, sharding: str) -> list[HostTime]:
+    """Measures steps of a rank; all ranks must call it, each in a process of its own."""
+    case = case_of(workload, sharding)
+    model = sharded(case)
+    module: Any = model._dmp_wrapped_module
+    clock = _Clock()
+    detour = clock.detour()
+    gradient, times = None, []
+    with torch.autograd.set_multithreading_enabled(False):
+        for step in range(WARM + STEPS):
+            features = batch(case, step % WARM, dist.get_rank()).to(local_device(case))
+            begin = clock.reset()
+            pooled = module.sparse(features).values()
+            if gradient is None:
+                gradient = torch.ones_like(pooled)
+            pooled.backward(gradient)
+            seconds = clock.spent(begin) - detour * clock.operators
+            times.append(HostTime(seconds, clock.operators, dict(clock.host)))
+    return times[WARM:]
+
+
+def main() -> None:
+    shares = []
+    print("| 26 tables | sharding | operators | ms, least | ms, median |")
+    print("| --- | --- | --- | --- | --- |")
+    for workload in (SIMPLE, MIXED):
+        for sharding in ("fused_row_wise", "table_wise"):
+            cluster = Cluster(2, backend="nccl")
+            cluster.run(dist.get_rank)  # processes take their time to start
+            times = cluster.run(host_times, workload, sharding)[0]
+            cluster.stop(kill=True)
+            seconds = [time.seconds for time in times]
+            print(
+                f"| {workload} | {sharding} | {times[-1].operators} | {1e3 * min(seconds):.2f} | "
+                f"{1e3 * statistics.median(seconds):.2f} |",
+                flush=True,
+            )
+            shares.append(min(times, key=lambda time: time.seconds))
+    least = shares[0]
+    print(f"\n{SIMPLE}, fused_row_wise, the least step, us:")
+    print(f"{1e6 * (least.seconds - sum(least.by_name.values())):7.0f} outside of operators")
+    for name, spent in sorted(least.by_name.items(), key=lambda item: -item[1])[:30]:
+        print(f"{1e6 * spent:7.0f} {name}")
+
+
+if __name__ == "__main__":
+    main()
