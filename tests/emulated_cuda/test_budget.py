@@ -50,19 +50,19 @@ DCT = fr.CodecOptions(type="dct")
 # On top of fused_row_wise with one dimension.
 SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
     "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(41, 2, 1, 3)),
-    "hot rows": ({"hot": fr.HotOptions()}, Budget(57, 1, 0, 4)),
-    "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(66, 2, 1, 5)),
-    "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(45, 3, 1, 6)),
+    "hot rows": ({"hot": fr.HotOptions()}, Budget(41, 1, 0, 4)),
+    "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(42, 2, 0, 5)),
+    "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(44, 2, 0, 6)),
     "hot rows, adapt in every step": (
         {"hot": fr.HotOptions(adapt=fr.AdaptOptions(every=1, sample=1))},
-        Budget(116, 24, 13, 6),
+        Budget(100, 24, 13, 6),
     ),
-    "hot rows, codec dct": ({"hot": fr.HotOptions(codec=DCT)}, Budget(83, 1, 0, 4)),
+    "hot rows, codec dct": ({"hot": fr.HotOptions(codec=DCT)}, Budget(66, 1, 0, 4)),
     "codec dct": ({"codec": DCT}, Budget(54, 1, 0, 3)),
     "codec int8": ({"codec": fr.CodecOptions(type="int8")}, Budget(38, 1, 0, 3)),
     "codec fp16": ({"codec": fr.CodecOptions(type="fp16")}, Budget(38, 1, 0, 3)),
-    "2D, gradients": ({"grid": "gradients"}, Budget(43, 1, 0, 6)),
-    "2D, weights, a sync": ({"grid": "weights"}, Budget(61, 3, 0, 6)),
+    "2D, gradients": ({"grid": "gradients"}, Budget(40, 1, 0, 6)),
+    "2D, weights, a sync": ({"grid": "weights"}, Budget(47, 2, 0, 6)),
 }
 
 

@@ -169,11 +169,20 @@ def _place(
 
 
 @triton.jit
-def _rows_of_ids(place_of_id, number_of_place, rows, n, BLOCK: tl.constexpr):
+def _rows_of_ids(
+    place_of_id, number_of_place, rows, part_starts, counts, keys, n, parts,
+    PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gives every id the number of its place; keys that are none become the size of all."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(place_of_id + at, mask=at < n, other=-1)
     row = tl.load(number_of_place + place, mask=place >= 0, other=0)
     tl.store(rows + at, row, mask=at < n)
+    if PADDED:
+        total = at * 0
+        for p in range(parts):
+            total += tl.load(counts + p)
+        tl.store(keys + at, at * 0 + tl.load(part_starts + parts), mask=(at >= total) & (at < n))
 
 
 def number_rows(
@@ -292,8 +301,6 @@ class _Table:
         number_H = torch.empty(size, dtype=torch.int32, device=starts.device)
         rows_N = torch.empty(self.ids, dtype=torch.int32, device=starts.device)
         keys_U = torch.empty(self.ids, dtype=starts.dtype, device=starts.device)
-        if padded:
-            keys_U.copy_(starts[-1:].expand(self.ids))
         if self.ids:
             places = (triton.cdiv(size, BLOCK),)
             _number[places](
@@ -305,8 +312,9 @@ class _Table:
                 self.parts // buckets, self.parts, BY_BUCKET=by_bucket, BLOCK=BLOCK,
             )  # fmt: skip
             _rows_of_ids[(triton.cdiv(self.ids, BLOCK),)](
-                self._place_N, number_H, rows_N, self.ids, BLOCK=BLOCK
-            )
+                self._place_N, number_H, rows_N, starts, self.counts_P, keys_U,
+                self.ids, self.parts, PADDED=padded, BLOCK=BLOCK,
+            )  # fmt: skip
         return keys_U, rows_N
 
 

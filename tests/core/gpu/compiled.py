@@ -60,9 +60,11 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         entries,
         messages,
         number_formats,
+        replica_sums,
         row_numbers,
         slot_sums,
         sums,
+        touched,
     )
 
     longs = (
@@ -103,8 +105,9 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         ),
         (
             row_numbers._rows_of_ids,
-            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32"},
-            {"BLOCK": 256},
+            {"place_of_id": "*i32", "number_of_place": "*i32", "rows": "*i32",
+             "part_starts": "*i32", "keys": "*i32"},
+            {"PADDED": True, "BLOCK": 256},
         ),
         *(
             (bags._hash_bags, of_bags, {"IDS": ids, "BLOCK": bags.ELEMENTS // ids, **weighted})
@@ -131,6 +134,11 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             messages._collect_headers,
             {"messages": "*i32", "statuses": "*i32", "out": "*i32"},
             {"BLOCK": 512},
+        ),
+        (
+            messages._ask_owners,
+            {"status": "*u8", "other": "*i32", "out": "*i32"},
+            {"BLOCK": 8},
         ),
         (messages._unpack, {"messages": "*i32", "out": "*i32"}, {"BLOCK": 512}),
         (
@@ -192,6 +200,45 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             )
             for kernel, first in ((sums._bag_sums, "flat"), (sums._row_sums, "gradient"))
             for dim in (64, 128)
+        ),
+        (
+            replica_sums._note_places,
+            {"messages": "*i32", "noted": "*i32"},
+            {"FIELDS": replica_sums.FIELDS, "BLOCK": replica_sums.BLOCK},
+        ),
+        *(
+            (
+                replica_sums._sum_places,
+                {"messages": "*i32", "rows": "*fp32", "noted": "*i32", "places": "*i64",
+                 "sums": "*fp32"},
+                {"FIELDS": replica_sums.FIELDS, "COLUMNS": columns,
+                 "BLOCK": max(min(replica_sums.ELEMENTS // columns, replica_sums.MOST_PLACES), 1)},
+            )
+            for columns in (4, 16, 32, 128, 1024)
+        ),
+        (touched._mark, {"numbers": "*i32", "flags": "*u8"}, {"BLOCK": touched.MARKED}),
+        (
+            touched._mark_messages,
+            {"messages": "*i32", "flags": "*u8", "headers": "*i32"},
+            {"HEADER": 32, "BLOCK": touched.MARKED},
+        ),
+        (
+            touched._count_flags,
+            {"flags": "*u8", "counts": "*i32", "rows": "i32"},
+            {"BLOCK": touched.BLOCK},
+        ),
+        (
+            touched._list_flags,
+            {"flags": "*u8", "counts": "*i32", "header": "*i32", "out": "*i32", "rows": "i32"},
+            {"PROGRAMS": touched.MOST_PROGRAMS, "BLOCK": touched.BLOCK},
+        ),
+        *(
+            (
+                touched._write_means,
+                {"sums": "*fp32", "rows": "*i32", "target": "*fp32"},
+                {"BLOCK": touched.ELEMENTS // columns, "COLUMNS": columns},
+            )
+            for columns in (1, 64, 128)
         ),
     ]  # fmt: skip
     of_keys = ("table", "hot_table", "part_starts", "keys")
