@@ -4,7 +4,9 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.lost_rank import wait
+from fusedrec_torchrec.core.transfer import to_host
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.messages import HeaderAwaitable
 from fusedrec_torchrec.exchange.outgoing_batch import InputAwaitable, OutgoingBatch
@@ -20,15 +22,7 @@ class AllReplicatedAwaitable(InputAwaitable):
 
     def __init__(self, batch: OutgoingBatch) -> None:
         super().__init__(batch)
-        counts_KW = batch.cargo.counts_KW
-        words = [
-            batch.status,
-            counts_KW.any(),
-            counts_KW.new_full((), batch.stale),  # filled on the device: no copy to wait for
-            *batch.cargo.replica_counts_K,
-        ]
-        own = torch.stack([word.int() for word in words])
-        pg = batch.exchange.pg
+        own, pg = _own_words(batch), batch.exchange.pg
         self._words = own.new_empty(pg.size() * own.numel())
         # Not an all-reduce: gloo takes three times as long for one.
         self._work = dist.all_gather_single(self._words, own, group=pg, async_op=True)
@@ -37,7 +31,9 @@ class AllReplicatedAwaitable(InputAwaitable):
         batch, cargo = self._batch, self._batch.cargo
         ranks, buckets = batch.exchange.ranks, cargo.counts_KO.size(0)
         wait(self._work, batch.exchange.pg, "ids")
-        words = self._words.view(ranks, -1).tolist()
+        flat = to_host(self._words)
+        size = len(flat) // ranks
+        words = [flat[r * size : (r + 1) * size] for r in range(ranks)]
         batch.check_end_of_data([row[0] for row in words])
         if any(failed or needs_owners for failed, needs_owners, *_ in words):
             return _Messages(HeaderAwaitable(batch))
@@ -55,6 +51,28 @@ class AllReplicatedAwaitable(InputAwaitable):
         segments = len(batch.context.segments_in()[0])
         nothing_asked = [self._words.new_empty(0) for _ in range(segments)]
         return NoWait(ReceivedRows(nothing_asked, batch.context))
+
+
+def _own_words(batch: OutgoingBatch) -> torch.Tensor:
+    """Returns [status | needs owners | stale | replicated rows of each bucket] of this rank."""
+    cargo, device = batch.cargo, batch.cargo.counts_KO.device
+    if device.type == "cuda" and operators.available_on(device, "ask_owners"):
+        own: torch.Tensor = torch.ops.fusedrec.ask_owners(
+            batch.statuses,
+            cargo.counts_KO,
+            batch.exchange.ranks,
+            cargo.replica_counts_K.numel(),
+            batch.stale,
+        )
+        return own
+    counts_KW = cargo.counts_KW
+    words = [
+        batch.status,
+        counts_KW.any(),
+        counts_KW.new_full((), batch.stale),  # filled on the device: no copy to wait for
+        *cargo.replica_counts_K,
+    ]
+    return torch.stack([word.int() for word in words])
 
 
 class _Messages(Awaitable[ReceivedRows]):

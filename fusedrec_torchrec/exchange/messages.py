@@ -52,10 +52,12 @@ class HeaderAwaitable(InputAwaitable):
             and not isinstance(self._cargo.bags, BagRoute)
             and operators.available_on(device, "write_headers", "collect_headers")
         )
+        send = self._messages()
         self._everyone = None
         if exchange.everyone is not None:
-            self._everyone = Statuses(exchange.everyone, batch.status)
-        send = self._messages()
+            # The kernel that writes the headers has put all statuses in one.
+            status = send[0, STATUS] if self._by_kernels else batch.status
+            self._everyone = Statuses(exchange.everyone, status)
         self._received = torch.empty_like(send)
         self._work = dist.all_to_all_single(self._received, send, group=exchange.pg, async_op=True)
         self._send = send  # kept alive until the exchange is done

@@ -128,7 +128,7 @@ class AveragedWeights(Replicas):
             self.finish()
             for table in self._cached():
                 table.table.flush()
-            self._average.start(None if self._options.rows == "all" else self._touched.rows())
+            self._average.start(None if self._options.rows == "all" else self._touched)
             self._touched.clear()
 
     def finish(self) -> None:

@@ -3,6 +3,7 @@
 ===========  ==================================================================
 ``replica``  a bucket's rows on one rank: weights, optimizer state, the update
 ``coded``    gradients that travel by a codec; what it takes from them is kept
+``alone``    a replica that goes on alone for some steps
 ``sync``     gradients of all ranks -> the same update of every replica
 ===========  ==================================================================
 

@@ -83,20 +83,25 @@ class CodedGradients:
         return pieces
 
     def unpack(
-        self, message: torch.Tensor, row: Sequence[int]
-    ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
-        """Returns places and gradients of each bucket."""
-        places = message[: sum(row)].split(list(row))
-        sizes = self._sizes(row)
-        padded = [-(-size // WORD) * WORD for streams in sizes for size in streams]
-        pieces = iter(message[sum(row) :].view(torch.uint8).split(padded))
-        rows = []
-        for codec, n, of_bucket, left in zip(self._codecs, row, sizes, self.left, strict=True):
-            streams = [next(pieces)[:size] for size in of_bucket]
-            out = left.new_empty(n, left.size(1))
-            codec.decode(streams, [n], out)
-            rows.append(out)
-        return places, rows
+        self, messages: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]
+    ) -> tuple[list[Sequence[torch.Tensor]], list[list[torch.Tensor]], list[torch.Tensor]]:
+        """Returns places and gradients, [rank][bucket] each, and those of a bucket in one."""
+        whole = [
+            left.new_empty(sum(row[k] for row in counts), left.size(1))
+            for k, left in enumerate(self.left)
+        ]
+        outs = [of_bucket.split([row[k] for row in counts]) for k, of_bucket in enumerate(whole)]
+        places, rows = [], []
+        for rank, (message, row) in enumerate(zip(messages, counts, strict=True)):
+            places.append(message[: sum(row)].split(list(row)))
+            rows.append([out[rank] for out in outs])
+            sizes = self._sizes(row)
+            padded = [-(-size // WORD) * WORD for streams in sizes for size in streams]
+            pieces = iter(message[sum(row) :].view(torch.uint8).split(padded))
+            for codec, n, of_bucket, out in zip(self._codecs, row, sizes, rows[-1], strict=True):
+                streams = [next(pieces)[:size] for size in of_bucket]
+                codec.decode(streams, [n], out)
+        return places, rows, whole
 
     def thresholds(self) -> dict[str, torch.Tensor]:
         """Returns the state of the codecs that have one, by the number of the bucket."""

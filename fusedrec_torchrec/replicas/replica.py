@@ -8,7 +8,7 @@ import torch
 
 from fusedrec_torchrec.compat.bucket_table import BucketKernel, BucketTable, OptimizerSettings
 from fusedrec_torchrec.compat.optimizers import REPLICABLE
-from fusedrec_torchrec.compat.row_update import update_of
+from fusedrec_torchrec.compat.row_update import distinct_update_of, update_of
 
 __all__ = ["Replica", "check_replicable"]
 
@@ -53,25 +53,31 @@ class Replica:
         kernel: the bucket.
         table: holds the rows, with the bucket's optimizer.
         capacity: number of rows.
+        spare: whether the table has a row behind them, which stands for none.
 
     Attributes:
         tensors: weights and optimizer state, [capacity, columns] each; one row if it is 0.
+        with_spare: the same with the spare row, if there is one.
     """
 
-    def __init__(self, kernel: BucketKernel, table: BucketTable, capacity: int) -> None:
+    def __init__(
+        self, kernel: BucketKernel, table: BucketTable, capacity: int, spare: bool = False
+    ) -> None:
         self.capacity = capacity
         self.kernel = kernel
         self._table = table
-        self._update = update_of(table)
+        self._spare = spare
         self._settings: OptimizerSettings | None = None
-        self.tensors = table.row_tensors()
+        self.with_spare = table.row_tensors()
+        self.tensors = [tensor[: max(capacity, 1)] for tensor in self.with_spare]
+        self._make_updates()
         self.dim = self.tensors[0].size(1)
 
     @classmethod
     def empty(cls, kernel: BucketKernel, capacity: int) -> "Replica":
         """Makes a replica in a table of its own, all zero."""
-        replica = cls(kernel, kernel.sibling(capacity), capacity)
-        for tensor in replica.tensors:
+        replica = cls(kernel, kernel.sibling(capacity + 1), capacity, spare=True)
+        for tensor in replica.with_spare:
             tensor.zero_()
         return replica
 
@@ -96,8 +102,34 @@ class Replica:
         self, places: torch.Tensor, gradients: torch.Tensor, settings: OptimizerSettings
     ) -> None:
         """Does one step of the optimizer; gradients of a place that comes twice are summed."""
+        self._use(settings)
+        self._update(places, self.kernel.one_id_per_bag(places.numel()), gradients)
+
+    @property
+    def updates_distinct(self) -> bool:
+        """Whether there is a faster update for places that come once."""
+        return self._distinct_update is not None
+
+    def update_distinct(
+        self, places: torch.Tensor, gradients: torch.Tensor, settings: OptimizerSettings
+    ) -> None:
+        """Does one step of the optimizer.
+
+        Args:
+            places: int64, each once, but for ``capacity``, which is none.
+            gradients: float32; those of none are zero.
+            settings: of the optimizer.
+        """
+        self._use(settings)
+        assert self._distinct_update is not None
+        self._distinct_update(places, gradients)
+
+    def _use(self, settings: OptimizerSettings) -> None:
         if settings != self._settings:
             self._settings = settings
             self._table.optimizer_settings = settings
-            self._update = update_of(self._table)
-        self._update(places, self.kernel.one_id_per_bag(places.numel()), gradients)
+            self._make_updates()
+
+    def _make_updates(self) -> None:
+        self._update = update_of(self._table)
+        self._distinct_update = distinct_update_of(self._table) if self._spare else None

@@ -16,6 +16,7 @@ had been one large batch.  So replicas agree again on all ranks, to the last bit
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,11 @@ from torchrec.distributed.comm_ops import get_gradient_division
 
 from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.compat.bucket_table import OptimizerSettings
+from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait, waiting
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.transfer import to_host
+from fusedrec_torchrec.replicas.alone import StepsAlone
 from fusedrec_torchrec.replicas.coded import coded_gradients
 from fusedrec_torchrec.replicas.replica import Replica
 
@@ -41,6 +44,7 @@ class _InFlight:
         sent: what must stay alive until then.
         messages: of each rank, places of all buckets and gradients of all buckets, in the bits of
             int32.  The sums, if dense.
+        buffer: of all messages.
         counts: [rank][bucket] of the places; None if dense.
         dtype: that FBGEMM wants gradients in.
         settings: of each bucket's optimizer, as they were when the gradients were sent.
@@ -49,9 +53,24 @@ class _InFlight:
     works: list[dist.Work]
     sent: torch.Tensor
     messages: list[torch.Tensor]
+    buffer: torch.Tensor
     counts: list[list[int]] | None
     dtype: torch.dtype
     settings: list[OptimizerSettings]
+
+
+class _Update(NamedTuple):
+    """Gradients of the places of a bucket.
+
+    Attributes:
+        places: of the replica.
+        gradients: a row for each of them.
+        are_distinct: whether each place comes once, see ``Replica.update_distinct``.
+    """
+
+    places: torch.Tensor
+    gradients: torch.Tensor
+    are_distinct: bool
 
 
 class GradientSync:
@@ -81,12 +100,12 @@ class GradientSync:
         self.coded = coded_gradients(codec, replicas)
         self._buffers = Buffers()
         self._in_flight: _InFlight | None = None
-        self._sums = [_Sums(replica) for replica in replicas] if every > 1 else []
+        self._sums = [StepsAlone(replica) for replica in replicas] if every > 1 else []
         self._steps = 0  # since the last sync
 
     def reconciled(self, k: int) -> list[torch.Tensor]:
         """Returns a bucket's rows as they were after the last sync, the same on all ranks."""
-        return self._sums[k].base if self._sums else self._replicas[k].tensors
+        return self._sums[k].reconciled() if self._sums else self._replicas[k].tensors
 
     def start(
         self,
@@ -118,29 +137,36 @@ class GradientSync:
             for replica, places_M, gradients_MD in zip(
                 self._replicas, places, gradients, strict=True
             ):
-                replica.update(places_M, gradients_MD * factor, replica.settings())
+                own_MD = gradients_MD * factor
+                if replica.updates_distinct:
+                    replica.update_distinct(places_M.long(), own_MD.float(), replica.settings())
+                else:
+                    replica.update(places_M, own_MD, replica.settings())
 
     def reconcile(self, dtype: torch.dtype = torch.float32) -> None:
         """Starts a sync of what has not been synced yet; all ranks must come here together."""
         if not self._steps:
             return
         self._steps = 0
-        places = [sums.touched() for sums in self._sums]
+        counts = self._everywhere([sums.count() for sums in self._sums])
+        places = [
+            sums.touched(count)
+            for sums, count in zip(self._sums, counts[self._pg.rank()], strict=True)
+        ]
         gradients = [
             sums.sum.index_select(0, places_M).to(dtype)
             for sums, places_M in zip(self._sums, places, strict=True)
         ]
-        counts = self._everywhere([places_M.numel() for places_M in places])
         self._send(places, gradients, counts, all_to_all=False)
 
-    def _everywhere(self, counts: list[int]) -> list[list[int]]:
+    def _everywhere(self, counts: Sequence[torch.Tensor]) -> list[list[int]]:
         """Returns what all ranks have counted."""
-        own = to_device(counts, self._replicas[0].tensors[0].device)
+        own = torch.cat(list(counts)) if len(counts) > 1 else counts[0]
         gathered = own.new_empty(self._pg.size() * own.numel())
         with waiting(self._pg, self._stage):
             dist.all_gather_single(gathered, own, group=self._pg)
-        rows: list[list[int]] = gathered.view(self._pg.size(), -1).tolist()
-        return rows
+        numbers, size = to_host(gathered), own.numel()
+        return [numbers[i : i + size] for i in range(0, len(numbers), size)]
 
     def reset(self) -> None:
         """Begins anew: the replicas have other values now, on all ranks."""
@@ -158,9 +184,12 @@ class GradientSync:
         for sums in self._sums:
             sums.restore()
         updates = self._dense(arrived) if arrived.counts is None else self._sparse(arrived)
-        for k, (places, gradients) in enumerate(updates):
-            if places.numel():
-                self._replicas[k].update(places, gradients, arrived.settings[k])
+        for k, (places, gradients, are_distinct) in enumerate(updates):
+            replica, settings = self._replicas[k], arrived.settings[k]
+            if places.numel() and are_distinct:
+                replica.update_distinct(places, gradients, settings)
+            elif places.numel():
+                replica.update(places, gradients, settings)
             if self._sums:
                 self._sums[k].keep(places)
 
@@ -221,7 +250,7 @@ class GradientSync:
         else:
             sent = sent if ranks <= 2 else sent.repeat(ranks - 1)
             works = self._by_all_to_all(sent, others, sizes)
-        return _InFlight(works, sent, messages, counts, dtype, self._settings())
+        return _InFlight(works, sent, messages, buffer, counts, dtype, self._settings())
 
     def _by_all_to_all(
         self, copies: torch.Tensor, others: torch.Tensor, sizes: list[int]
@@ -248,41 +277,53 @@ class GradientSync:
                     operations.append(dist.P2POp(dist.irecv, message, peer, self._pg))
         return list(dist.batch_isend_irecv(operations)) if operations else []
 
-    def _sparse(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _sparse(self, arrived: _InFlight) -> list[_Update]:
         """Returns places and gradients of each bucket, rank after rank."""
         assert arrived.counts is not None
         if self.coded is not None:
-            unpacked = [
-                self.coded.unpack(message, row)
-                for message, row in zip(arrived.messages, arrived.counts, strict=True)
-            ]
-            return [
-                (
-                    torch.cat([places[k] for places, _ in unpacked]),
-                    torch.cat([rows[k] for _, rows in unpacked]).to(arrived.dtype),
+            places, rows, bases = self.coded.unpack(arrived.messages, arrived.counts)
+        else:
+            places, rows = self._pieces(arrived.messages, arrived.counts, arrived.dtype)
+            bases = [arrived.buffer.view(arrived.dtype)] * len(self._dims)
+        updates = []
+        for k, replica in enumerate(self._replicas):
+            of_ranks, rows_of_ranks = [p[k] for p in places], [r[k] for r in rows]
+            if replica.updates_distinct and operators.available_on(
+                arrived.buffer.device, "sum_replicas"
+            ):
+                summed = torch.ops.fusedrec.sum_replicas(
+                    arrived.buffer,
+                    _starts(of_ranks, arrived.buffer),
+                    [of_rank.numel() for of_rank in of_ranks],
+                    bases[k],
+                    _starts(rows_of_ranks, bases[k]),
+                    replica.dim,
+                    replica.capacity,
                 )
-                for k in range(len(self._dims))
-            ]
-        buckets, messages = len(self._dims), arrived.messages
-        words = [dim * arrived.dtype.itemsize // 4 for dim in self._dims]
-        places, rows = [], []
-        for rank, (message, row) in enumerate(zip(messages, arrived.counts, strict=True)):
+                updates.append(_Update(summed[0], summed[1], are_distinct=True))
+                continue
+            joined = bases[k] if self.coded is not None else self._joined(rows_of_ranks, k)
+            gradients = joined.to(arrived.dtype).view(-1, replica.dim)
+            updates.append(_Update(torch.cat(of_ranks), gradients, False))
+        return updates
+
+    def _pieces(
+        self, messages: Sequence[torch.Tensor], counts: Sequence[list[int]], dtype: torch.dtype
+    ) -> tuple[list[Sequence[torch.Tensor]], list[list[torch.Tensor]]]:
+        """Returns places and gradients, [rank][bucket] each, as they are in the messages."""
+        buckets, places, rows = len(self._dims), [], []
+        words = [dim * dtype.itemsize // 4 for dim in self._dims]
+        for rank, (message, row) in enumerate(zip(messages, counts, strict=True)):
             sizes = [n * word for n, word in zip(row, words, strict=True)]
             if _places_first(rank):
                 pieces = message.split(row + sizes)
-                places.append(pieces[:buckets])
-                rows.append(pieces[buckets:])
+                of_rank, bits = pieces[:buckets], pieces[buckets:]
             else:
                 pieces = message.split(sizes + row)
-                rows.append(pieces[:buckets])
-                places.append(pieces[buckets:])
-        return [
-            (
-                torch.cat([of_rank[k] for of_rank in places]),
-                self._joined([of_rank[k] for of_rank in rows], k).view(arrived.dtype).view(-1, dim),
-            )
-            for k, dim in enumerate(self._dims)
-        ]
+                bits, of_rank = pieces[:buckets], pieces[buckets:]
+            places.append(of_rank)
+            rows.append([piece.view(dtype) for piece in bits])
+        return places, rows
 
     def _joined(self, pieces: list[torch.Tensor], bucket: int) -> torch.Tensor:
         """Joins pieces into one; those of two ranks and one bucket are one already."""
@@ -312,9 +353,9 @@ class GradientSync:
         works = []
         if self._pg.size() > 1:
             works.append(dist.all_reduce(flat, group=self._pg, async_op=True))
-        return _InFlight(works, flat, [flat], None, gradients[0].dtype, self._settings())
+        return _InFlight(works, flat, [flat], flat, None, gradients[0].dtype, self._settings())
 
-    def _dense(self, arrived: _InFlight) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _dense(self, arrived: _InFlight) -> list[_Update]:
         """Returns the places that some rank touched, and their gradients."""
         return [
             _touched(sums, touched, arrived.dtype, replica)
@@ -337,52 +378,24 @@ def _places_first(rank: int) -> bool:
     return rank % 2 == 0
 
 
+def _starts(pieces: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int]:
+    """Returns where in a tensor each of its pieces begins."""
+    return [int(piece.storage_offset() - whole.storage_offset()) for piece in pieces]
+
+
 def _touched(
     sums: torch.Tensor, touched: torch.Tensor, dtype: torch.dtype, replica: Replica
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> _Update:
     """Returns the places that some rank touched and their gradients.
 
     On CUDA all places, where that makes no difference: to find out which would be a host
     synchronisation.  Without weight decay and with some eps, a gradient of zero changes nothing.
     """
+    kind = torch.int64 if replica.updates_distinct else torch.int32
+    dtype = torch.float32 if replica.updates_distinct else dtype
     if touched.device.type != "cpu" and not replica.kernel.table.zero_gradients_change_rows:
-        return torch.arange(len(sums), dtype=torch.int32, device=sums.device), sums.to(dtype)
+        places = torch.arange(len(sums), dtype=kind, device=sums.device)
+        return _Update(places, sums.to(dtype), replica.updates_distinct)
     places = touched.nonzero().flatten()
-    return places.int(), sums.index_select(0, places).to(dtype)
-
-
-class _Sums:
-    """What a bucket's replica needs to go on alone for some steps."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self.base = [tensor.clone() for tensor in replica.tensors]
-        weights = replica.tensors[0]
-        self.sum = torch.zeros(weights.shape, device=weights.device)
-        self._is_touched = torch.zeros(len(weights), dtype=torch.bool, device=weights.device)
-
-    def add(self, places_M: torch.Tensor, gradients_MD: torch.Tensor) -> None:
-        self.sum.index_add_(0, places_M.long(), gradients_MD.to(self.sum.dtype))
-        self._is_touched.index_fill_(0, places_M.long(), True)
-
-    def touched(self) -> torch.Tensor:
-        return self._is_touched.nonzero().flatten().int()
-
-    def restore(self) -> None:
-        """Undoes what this rank did alone."""
-        places = self._is_touched.nonzero().flatten()
-        for tensor, base in zip(self._replica.tensors, self.base, strict=True):
-            tensor.index_copy_(0, places, base.index_select(0, places))
-        self.sum.index_fill_(0, places, 0)
-        self._is_touched.index_fill_(0, places, False)
-
-    def reset(self) -> None:
-        for tensor, base in zip(self._replica.tensors, self.base, strict=True):
-            base.copy_(tensor)
-        self.sum.zero_()
-        self._is_touched.zero_()
-
-    def keep(self, places: torch.Tensor) -> None:
-        """Takes the rows as what all ranks have in common from here on."""
-        for tensor, base in zip(self._replica.tensors, self.base, strict=True):
-            base.index_copy_(0, places.long(), tensor.index_select(0, places))
+    gradients = sums.index_select(0, places).to(dtype)
+    return _Update(places.to(kind), gradients, replica.updates_distinct)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.emulated_cuda.memory import cpu_copy, cpu_view, is_on_device
 
-__all__ = ["Call"]
+__all__ = ["DISTINCT_UPDATE", "Call"]
 
 # Operators that compute nothing: they make tensors without values, or show memory in another way.
 WITHOUT_VALUES = {
@@ -37,8 +37,11 @@ SIZE_FROM_VALUES = ("nonzero", "unique", "masked_select", "isin")
 # Operators of cuBLAS, which brings a CUDA runtime of its own and finds no GPU with it.
 CUBLAS = {"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm"}
 
+DISTINCT_UPDATE = "fbgemm::split_embedding_rowwise_adagrad_update"
 # Arguments of FBGEMM's backwards of Adam that are changed, although their schemas do not say so.
 CHANGED_ALL_THE_SAME = {f"momentum{i}_{place}" for i in (1, 2) for place in ("dev", "uvm")}
+# And of its update of distinct rows.
+CHANGED_BY_UPDATES = {"dev_weights"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Call:
             for argument in arguments
             if (argument.alias_info is not None and argument.alias_info.is_write)
             or argument.name in CHANGED_ALL_THE_SAME
+            or (argument.name in CHANGED_BY_UPDATES and self.name == DISTINCT_UPDATE)
             for value in tree_flatten(named.get(argument.name))[0]
             if isinstance(value, torch.Tensor)
         }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.emulated_cuda import device
-from tests.emulated_cuda.call import Call
+from tests.emulated_cuda.call import DISTINCT_UPDATE, Call
 from tests.emulated_cuda.memory import cpu_view
 from tests.emulated_cuda.oracles import LEAVE, oracle
 from tests.emulated_cuda.updates import UPDATES, update_rows
@@ -63,6 +63,49 @@ def update(func: Any, **arguments: Any) -> Any:
             weights[4] = weights[4].new_empty(0)
         arguments["weights"] = weights
     return func(**arguments)
+
+
+@oracle(DISTINCT_UPDATE)
+def update_distinct(
+    dev_weights: torch.Tensor,
+    grad_dev_weights: torch.Tensor,
+    grad_dev_indices: torch.Tensor,
+    max_D: int,
+    momentum1_dev: torch.Tensor,
+    learning_rate_tensor: torch.Tensor,
+    eps: float = 0.0,
+    weight_decay: float = 0.0,
+    weight_decay_mode: int = 0,
+    max_norm: float = 0.0,
+    **_: Any,
+) -> None:
+    """Updates rows of the one table by the operator behind FBGEMM's backward pass on CPU."""
+    rows = momentum1_dev.numel()
+    nothing, zero = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
+        grad_output=grad_dev_weights,
+        host_weights=dev_weights,
+        weights_placements=nothing,
+        weights_offsets=zero,
+        D_offsets=torch.tensor([0, max_D], dtype=torch.int32),
+        max_D=max_D,
+        hash_size_cumsum=torch.tensor([0, rows]),
+        total_hash_size_bits=rows.bit_length(),
+        indices=grad_dev_indices,
+        offsets=torch.arange(grad_dev_indices.numel() + 1),
+        pooling_mode=0,
+        indice_weights=torch.empty(0),
+        stochastic_rounding=False,
+        output_dtype=0,
+        momentum1_host=momentum1_dev,
+        momentum1_placements=nothing,
+        momentum1_offsets=zero,
+        learning_rate_tensor=learning_rate_tensor,
+        eps=eps,
+        weight_decay=weight_decay,
+        weight_decay_mode=weight_decay_mode,
+        max_norm=max_norm,
+    )
 
 
 @oracle("fbgemm::lxu_cache_lookup")

@@ -268,6 +268,18 @@ def pack_rows(**arguments: Any) -> Any:
         return LEAVE
 
 
+@oracle("fusedrec::ask_owners")
+def ask_owners(
+    statuses: list[torch.Tensor],
+    counts: torch.Tensor,
+    ranks: int,
+    row_buckets: int,
+    stale: bool,
+) -> torch.Tensor:
+    words = [max(map(int, statuses)), bool(counts[:, :ranks].any()), stale]
+    return torch.tensor([*words, *counts[:row_buckets, ranks:].flatten()], dtype=torch.int32)
+
+
 @oracle("fusedrec::write_headers")
 def write_headers(
     statuses: list[torch.Tensor],
@@ -417,3 +429,67 @@ def take_entries(rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 @oracle("fusedrec::put_entries")
 def put_entries(values: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
     Entries(positions).put(values, out)
+
+
+@oracle("fusedrec::sum_replicas")
+def sum_replicas(
+    messages: torch.Tensor,
+    place_starts: list[int],
+    counts: list[int],
+    rows: torch.Tensor,
+    row_starts: list[int],
+    dim: int,
+    capacity: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first rank that names a place has the sum."""
+    flat, sums = rows.reshape(-1), torch.zeros(capacity, dim)
+    is_named = torch.zeros(capacity, dtype=torch.bool)
+    of_ranks = []
+    for start, count, first in zip(place_starts, counts, row_starts, strict=True):
+        own = messages[start : start + count].long()
+        sums[own] += flat[first : first + count * dim].view(count, dim).float()
+        of_ranks.append(torch.where(is_named[own], capacity, own))
+        is_named[own] = True
+    places = torch.cat(of_ranks)
+    return places, torch.cat([sums, torch.zeros(1, dim)])[places]
+
+
+def _message(flags: torch.Tensor, ends: torch.Tensor, room: int) -> torch.Tensor:
+    """Returns how many flags are set up to each end, and which; zeros behind them."""
+    listed = flags.nonzero().flatten().int()[:room]
+    header = torch.cat([torch.zeros(1), flags.cumsum(0)])[ends.long()].int()
+    return torch.cat([header, listed, torch.zeros(room - listed.numel(), dtype=torch.int32)])
+
+
+@oracle("fusedrec::list_flags")
+def list_flags(flags: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return _message(flags, ends, flags.numel())
+
+
+@oracle("fusedrec::list_touched")
+def list_touched(
+    numbers: list[torch.Tensor], first_rows: list[int], ends: torch.Tensor, rows: int, room: int
+) -> torch.Tensor:
+    flags = torch.zeros(rows, dtype=torch.bool)
+    for own, first in zip(numbers, first_rows, strict=True):
+        flags[own.long() + first] = True
+    return _message(flags, ends, max(room, min(sum(n.numel() for n in numbers), rows)))
+
+
+@oracle("fusedrec::unite_touched")
+def unite_touched(
+    messages: torch.Tensor, ends: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    headers, listed = messages.split([ends.numel(), messages.size(1) - ends.numel()], dim=1)
+    flags = torch.zeros(rows, dtype=torch.bool)
+    for header, own in zip(headers, listed, strict=True):
+        flags[own[: int(header[-1])].long()] = True
+    union = _message(flags, ends, min(listed.numel(), rows))
+    return torch.cat([headers.flatten(), union[: ends.numel()]]), union[ends.numel() :]
+
+
+@oracle("fusedrec::write_means")
+def write_means(
+    sums: torch.Tensor, rows: torch.Tensor, first_row: int, replicas: int, table: torch.Tensor
+) -> None:
+    table[rows.long() - first_row] = (sums.float() / replicas).to(table.dtype)

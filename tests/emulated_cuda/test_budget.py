@@ -50,19 +50,19 @@ DCT = fr.CodecOptions(type="dct")
 # On top of fused_row_wise with one dimension.
 SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
     "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(41, 2, 1, 3)),
-    "hot rows": ({"hot": fr.HotOptions()}, Budget(55, 1, 0, 4)),
-    "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(64, 2, 1, 5)),
-    "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(43, 3, 1, 6)),
+    "hot rows": ({"hot": fr.HotOptions()}, Budget(39, 1, 0, 4)),
+    "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(40, 2, 0, 5)),
+    "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(42, 2, 0, 6)),
     "hot rows, adapt in every step": (
         {"hot": fr.HotOptions(adapt=fr.AdaptOptions(every=1, sample=1))},
-        Budget(114, 24, 13, 6),
+        Budget(98, 24, 13, 6),
     ),
-    "hot rows, codec dct": ({"hot": fr.HotOptions(codec=DCT)}, Budget(81, 1, 0, 4)),
+    "hot rows, codec dct": ({"hot": fr.HotOptions(codec=DCT)}, Budget(64, 1, 0, 4)),
     "codec dct": ({"codec": DCT}, Budget(52, 1, 0, 3)),
     "codec int8": ({"codec": fr.CodecOptions(type="int8")}, Budget(36, 1, 0, 3)),
     "codec fp16": ({"codec": fr.CodecOptions(type="fp16")}, Budget(36, 1, 0, 3)),
-    "2D, gradients": ({"grid": "gradients"}, Budget(41, 1, 0, 6)),
-    "2D, weights, a sync": ({"grid": "weights"}, Budget(59, 3, 0, 6)),
+    "2D, gradients": ({"grid": "gradients"}, Budget(38, 1, 0, 6)),
+    "2D, weights, a sync": ({"grid": "weights"}, Budget(45, 2, 0, 6)),
 }
 
 

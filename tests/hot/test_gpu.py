@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import fusedrec_torchrec as fr
+from fusedrec_torchrec.core import gpu
 from tests.case import Case, Table, local_device, sharded
 from tests.cluster import Cluster
-from tests.hot.replicas import hot_rows
+from tests.hot.replicas import hot_rows, replica_bits, same_on_all_ranks
 from tests.parity import train_step
 
 pytestmark = [
@@ -75,3 +76,50 @@ def test_padding_of_unique_keys_is_not_counted(gpu_cluster: Cluster) -> None:
         hot_options=fr.HotOptions(adapt=adapt),
     )
     gpu_cluster.run(count_rows, case)
+
+
+def with_and_without_kernels(case: Case) -> None:
+    """Trains twice; replicas are the same on all ranks, and the same without kernels."""
+    models, available = [], gpu.available
+    for has_kernels in (True, False):
+        gpu.available = available if has_kernels else lambda: False
+        try:
+            models.append(sharded(case))
+            for step in range(case.steps):
+                train_step(case, models[-1], step)
+            fr.reconcile(models[-1])
+            same_on_all_ranks(replica_bits(models[-1]))
+        finally:
+            gpu.available = available
+    for got, want in zip(*(hot_rows(model)._replicas for model in models), strict=True):
+        for one, other in zip(got.tensors, want.tensors, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        fr.HotOptions(),
+        fr.HotOptions(hot_batches=True),
+        fr.HotOptions(sync_every=2),
+        fr.HotOptions(sync_every=3),
+        fr.HotOptions(codec=fr.CodecOptions(type="fp16")),
+        fr.HotOptions(codec=fr.CodecOptions(type="dct", density=0.25)),
+    ],
+    ids=["plain", "hot_batches", "every 2", "every 3", "fp16", "dct"],
+)
+@pytest.mark.parametrize("batch", [5, 200], ids=["by place", "all places"])
+def test_kernels_update_replicas_as_torch_does(
+    gpu_cluster: Cluster, options: fr.HotOptions, optimizer: str, batch: int
+) -> None:
+    case = Case(
+        tables=TABLES,
+        batch_sizes=(batch, batch)[: gpu_cluster.world_size],
+        optimizer=optimizer,
+        integers=False,
+        steps=5,
+        device="cuda",
+        hot_options=options,
+    )
+    gpu_cluster.run(with_and_without_kernels, case)

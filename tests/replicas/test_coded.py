@@ -29,7 +29,7 @@ def sent(
     message = torch.cat(coded.pack(places, gradients))
     assert message.dtype == torch.int32
     assert message.numel() == coded.words(counts)
-    arrived_places, arrived = coded.unpack(message, counts)
+    (arrived_places,), (arrived,), _ = coded.unpack([message], [counts])
     return list(arrived_places), arrived
 
 

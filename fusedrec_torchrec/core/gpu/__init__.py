@@ -19,6 +19,8 @@ Files, in the order of the data path:
 - ``slot_sums``: rows to sums of bags, for all slots of a batch;
 - ``row_gradients``: gradients of these bags to sums of rows;
 - ``sums``: both for the bags of one bucket, in any order;
+- ``replica_sums``: gradients of the places of a replica, from all ranks;
+- ``touched``: rows that replicas have used, their union, and the means that they get;
 - ``traffic``: bytes that each of them reads and writes, counted from shapes.
 """
 
@@ -54,6 +56,8 @@ SCHEMAS = {
     "Tensor(a!) words) -> ()",
     "write_headers": "(Tensor[] statuses, Tensor counts, Tensor(a!) messages, int capacity, "
     "int granule, int slack, bool stale, int bag_buckets, int words_per_id) -> ()",
+    "ask_owners": "(Tensor[] statuses, Tensor counts, int ranks, int row_buckets, bool stale) "
+    "-> Tensor",
     "collect_headers": "(Tensor messages, int header, Tensor counts, Tensor statuses, "
     "int bag_buckets, int words_per_id) -> Tensor",
     "unpack": "(Tensor messages, int header, int[] sizes, int segments) -> Tensor[]",
@@ -78,6 +82,14 @@ SCHEMAS = {
     "row_sums": "(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
     "Tensor? weights, Tensor? divisor, Tensor? addresses, int num_rows, int dim, "
     "float scale, Tensor(a!) out) -> ()",
+    "sum_replicas": "(Tensor messages, int[] place_starts, int[] counts, Tensor rows, "
+    "int[] row_starts, int dim, int capacity) -> (Tensor, Tensor)",
+    "list_flags": "(Tensor flags, Tensor ends) -> Tensor",
+    "list_touched": "(Tensor[] numbers, int[] first_rows, Tensor ends, int rows, int room) "
+    "-> Tensor",
+    "unite_touched": "(Tensor messages, Tensor ends, int rows) -> (Tensor, Tensor)",
+    "write_means": "(Tensor sums, Tensor rows, int first_row, int replicas, Tensor(a!) table) "
+    "-> ()",
 }
 """The operators that there are kernels for; C++ has the same, but for those of ``ONLY_HERE``."""
 ONLY_HERE = (
@@ -86,6 +98,7 @@ ONLY_HERE = (
     "ask_bags",
     "pack_units",
     "write_headers",
+    "ask_owners",
     "collect_headers",
     "encode_rows",
     "decode_rows",
@@ -96,6 +109,11 @@ ONLY_HERE = (
     "row_addresses",
     "slot_bag_sums",
     "slot_row_sums",
+    "sum_replicas",
+    "list_flags",
+    "list_touched",
+    "unite_touched",
+    "write_means",
 )
 
 
@@ -115,10 +133,12 @@ def _registered() -> bool:
         entries,
         messages,
         number_formats,
+        replica_sums,
         row_gradients,
         row_numbers,
         slot_sums,
         sums,
+        touched,
     )
 
     in_cpp = () if not native.available() else SCHEMAS.keys() - set(ONLY_HERE)
@@ -136,6 +156,7 @@ def _registered() -> bool:
         "ask_bags": bags.ask_bags,
         "pack_units": bags.pack_units,
         "write_headers": messages.write_headers,
+        "ask_owners": messages.ask_owners,
         "collect_headers": messages.collect_headers,
         "unpack": messages.unpack,
         "encode_rows": number_formats.encode_rows,
@@ -149,6 +170,11 @@ def _registered() -> bool:
         "slot_row_sums": row_gradients.slot_row_sums,
         "bag_sums": sums.bag_sums,
         "row_sums": sums.row_sums,
+        "sum_replicas": replica_sums.sum_replicas,
+        "list_flags": touched.list_flags,
+        "list_touched": touched.list_touched,
+        "unite_touched": touched.unite_touched,
+        "write_means": touched.write_means,
     }.items():
         kernels.impl(name, function)
     _LIBRARIES.append(kernels)

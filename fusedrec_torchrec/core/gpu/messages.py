@@ -15,7 +15,7 @@ import triton.language as tl
 
 from fusedrec_torchrec.core.transfer import to_device
 
-__all__ = ["collect_headers", "pack_rows", "unpack", "write_headers"]
+__all__ = ["ask_owners", "collect_headers", "pack_rows", "unpack", "write_headers"]
 
 BLOCK = 512
 SLACK_ONE = 1 << 16  # what a slack of 1.0 is, in whole numbers
@@ -78,6 +78,23 @@ def _write_headers(
     wanted = tl.minimum(wanted, 2147483647).to(tl.int32)
     tl.store(messages + line + 1, rank * 0 + wanted, mask=live)
     tl.store(messages + line + 2, rank * 0 + (largest > capacity).to(tl.int32), mask=live)
+
+
+@triton.jit
+def _ask_owners(
+    status, other, counts, out, buckets, row_buckets, owners, ranks, stale, BLOCK: tl.constexpr
+):
+    """Writes [status | whether any rank is asked | stale | replicated rows of each bucket]."""
+    rank = tl.arange(0, BLOCK)
+    asked = tl.zeros([BLOCK], tl.int64)
+    for k in range(buckets):
+        asked += tl.load(counts + k * owners + rank, mask=rank < ranks, other=0)
+    own = tl.maximum(tl.load(status).to(tl.int32), tl.load(other).to(tl.int32))
+    tl.store(out, own)
+    tl.store(out + 1, (tl.max(asked, 0) > 0).to(tl.int32))
+    tl.store(out + 2, stale)
+    for k in range(row_buckets):
+        tl.store(out + 3 + k, tl.load(counts + k * owners + ranks).to(tl.int32))
 
 
 @triton.jit
@@ -186,14 +203,46 @@ def write_headers(
     """
     (ranks, width), (lines, owners) = messages.shape, counts_HO.shape
     buckets = lines - bag_buckets
-    if len(statuses) > 2:
-        statuses = [torch.stack([status.int() for status in statuses]).amax()]
+    statuses = _at_most_two(statuses)
     _write_headers[(1,)](
         statuses[0], statuses[-1], counts_HO, messages, width, lines, buckets,
         buckets - bag_buckets, owners, ranks,
         capacity, granule, slack, SLACK_ONE, int(stale), words_per_id,
         EXACT=slack == 0, BLOCK=triton.next_power_of_2(ranks),
     )  # fmt: skip
+
+
+def ask_owners(
+    statuses: Sequence[torch.Tensor],
+    counts_KO: torch.Tensor,
+    ranks: int,
+    row_buckets: int,
+    stale: bool,
+) -> torch.Tensor:
+    """Returns what ranks tell each other before they ask owners; see ``all_replicated.py``.
+
+    Args:
+        statuses: of this rank's batch, the largest of which counts.
+        counts_KO: units asked of each owner in each bucket, replicas behind the ranks.
+        ranks: how many there are.
+        row_buckets: buckets that may have replicated rows; they come first.
+        stale: whether replicas must be loaded anew.
+    """
+    buckets, owners = counts_KO.shape
+    out = torch.empty(3 + row_buckets, dtype=torch.int32, device=counts_KO.device)
+    statuses = _at_most_two(statuses)
+    _ask_owners[(1,)](
+        statuses[0], statuses[-1], counts_KO, out, buckets, row_buckets, owners, ranks, int(stale),
+        BLOCK=triton.next_power_of_2(ranks),
+    )  # fmt: skip
+    return out
+
+
+def _at_most_two(statuses: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Returns as many statuses as a kernel looks at, the largest of them among these."""
+    if len(statuses) <= 2:
+        return statuses
+    return [torch.stack([status.int() for status in statuses]).amax()]
 
 
 def collect_headers(

@@ -192,10 +192,13 @@ def _segments(row, count, is_new, cursors, segments, n, FEW: tl.constexpr, PIECE
 def _rows_of_ids(
     table, part_starts, number_of_place, counts, cursors, rows, keys, segments,
     n, owners, parts,
-    BY_BUCKET: tl.constexpr, GROUPED: tl.constexpr, FEW: tl.constexpr, PIECE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BY_BUCKET: tl.constexpr, PADDED: tl.constexpr, GROUPED: tl.constexpr, FEW: tl.constexpr,
+    PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Turns the places of ids into rows, of all or of the bucket; new keys go to theirs."""
+    """Turns the places of ids into rows, of all or of the bucket; new keys go to theirs.
+
+    Keys that are none become the size of all, if that is asked for.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     told = tl.load(rows + at, mask=at < n, other=-1).to(tl.int64)
     is_new = told < -1
@@ -217,6 +220,11 @@ def _rows_of_ids(
     if BY_BUCKET:
         row -= before_bucket
     tl.store(rows + at, tl.where(live, row, 0).to(tl.int32), mask=at < n)
+    if PADDED:
+        total = at * 0
+        for p in range(parts):
+            total += tl.load(counts + p)
+        tl.store(keys + at, at * 0 + tl.load(part_starts + parts), mask=(at >= total) & (at < n))
 
 
 def number_rows(
@@ -348,13 +356,12 @@ class _Table:
         """
         starts = self.part_starts_P1
         keys_U = torch.empty(self.ids, dtype=starts.dtype, device=starts.device)
-        if padded:
-            keys_U.copy_(starts[-1:].expand(self.ids))
         if self.ids:
             _rows_of_ids[(triton.cdiv(self.ids, BLOCK),)](
                 self._table, starts, self._numbers, self.counts_P, self.cursors, self.rows_N,
                 keys_U, self.segments_U2, self.ids, self.parts // buckets, self.parts,
-                BY_BUCKET=by_bucket, GROUPED=self._grouped, FEW=FEW, PIECE=PIECE, BLOCK=BLOCK,
+                BY_BUCKET=by_bucket, PADDED=padded, GROUPED=self._grouped, FEW=FEW, PIECE=PIECE,
+                BLOCK=BLOCK,
             )  # fmt: skip
         return keys_U
 

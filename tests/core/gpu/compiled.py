@@ -60,10 +60,12 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         entries,
         messages,
         number_formats,
+        replica_sums,
         row_gradients,
         row_numbers,
         slot_sums,
         sums,
+        touched,
     )
     from fusedrec_torchrec.core.gpu.segments import FEW, PIECE
 
@@ -102,7 +104,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             row_numbers._rows_of_ids,
             {"table": "*i32", "part_starts": "*i32", "number_of_place": "*i32",
              "cursors": "*i32", "rows": "*i32", "keys": "*i32", "segments": "*i32"},
-            {"BY_BUCKET": True, "GROUPED": True, "FEW": FEW, "PIECE": PIECE,
+            {"BY_BUCKET": True, "PADDED": True, "GROUPED": True, "FEW": FEW, "PIECE": PIECE,
              "BLOCK": 256},
         ),
         *(
@@ -130,6 +132,11 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             messages._collect_headers,
             {"messages": "*i32", "statuses": "*i32", "out": "*i32"},
             {"BLOCK": 512},
+        ),
+        (
+            messages._ask_owners,
+            {"status": "*u8", "other": "*i32", "out": "*i32"},
+            {"BLOCK": 8},
         ),
         (messages._unpack, {"messages": "*i32", "out": "*i32"}, {"BLOCK": 512}),
         (
@@ -207,6 +214,45 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             )
             for kernel, first in ((sums._bag_sums, "flat"), (sums._row_sums, "gradient"))
             for dim in (64, 128)
+        ),
+        (
+            replica_sums._note_places,
+            {"messages": "*i32", "noted": "*i32"},
+            {"FIELDS": replica_sums.FIELDS, "BLOCK": replica_sums.BLOCK},
+        ),
+        *(
+            (
+                replica_sums._sum_places,
+                {"messages": "*i32", "rows": "*fp32", "noted": "*i32", "places": "*i64",
+                 "sums": "*fp32"},
+                {"FIELDS": replica_sums.FIELDS, "COLUMNS": columns,
+                 "BLOCK": max(min(replica_sums.ELEMENTS // columns, replica_sums.MOST_PLACES), 1)},
+            )
+            for columns in (4, 16, 32, 128, 1024)
+        ),
+        (touched._mark, {"numbers": "*i32", "flags": "*u8"}, {"BLOCK": touched.MARKED}),
+        (
+            touched._mark_messages,
+            {"messages": "*i32", "flags": "*u8", "headers": "*i32"},
+            {"HEADER": 32, "BLOCK": touched.MARKED},
+        ),
+        (
+            touched._count_flags,
+            {"flags": "*u8", "counts": "*i32", "rows": "i32"},
+            {"BLOCK": touched.BLOCK},
+        ),
+        (
+            touched._list_flags,
+            {"flags": "*u8", "counts": "*i32", "header": "*i32", "out": "*i32", "rows": "i32"},
+            {"PROGRAMS": touched.MOST_PROGRAMS, "BLOCK": touched.BLOCK},
+        ),
+        *(
+            (
+                touched._write_means,
+                {"sums": "*fp32", "rows": "*i32", "target": "*fp32"},
+                {"BLOCK": touched.ELEMENTS // columns, "COLUMNS": columns},
+            )
+            for columns in (1, 64, 128)
         ),
     ]  # fmt: skip
     of_keys = ("table", "hot_table", "part_starts", "keys")

@@ -123,3 +123,29 @@ def test_lengths_that_do_not_fit_the_ids(
             other = torch.cat([lengths_B[1:], lengths_B[:1]])
             fits = other.tolist() == lengths
             assert bool(checks.bad_lengths(other, offsets_B1, ids, strides, [])) != fits or is_bad
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(
+    ("counts", "row_buckets"),
+    [
+        ([[0, 0, 4], [0, 0, 0]], 2),
+        ([[0, 0, 4], [0, 1, 7]], 2),
+        ([[3, 0, 0], [0, 0, 0]], 1),
+        ([[0, 0, 9]], 0),
+    ],
+)
+def test_what_ranks_tell_before_they_ask(
+    counts: list[list[int]], row_buckets: int, stale: bool
+) -> None:
+    for statuses in ([False], [False, True], [False, True, False]):
+        asked = messages.ask_owners(
+            [torch.tensor(status) for status in statuses],
+            torch.tensor(counts),
+            2,
+            row_buckets,
+            stale,
+        )
+        needs_owners = any(any(row[:2]) for row in counts)
+        want = [any(statuses), needs_owners, stale, *(row[2] for row in counts[:row_buckets])]
+        assert asked.tolist() == want and asked.dtype == torch.int32

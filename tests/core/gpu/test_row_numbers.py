@@ -101,7 +101,9 @@ def check(batch: Batch, hot: dict[int, int] | None = None) -> None:
     wanted = keys_of(batch)
     if hot is not None:
         wanted = torch.tensor([hot.get(key, key) for key in wanted.tolist()], dtype=torch.int64)
-    unique = keys_U[: int(counts_P.sum())].long()
+    unique, padding = keys_U[: int(counts_P.sum())].long(), keys_U[int(counts_P.sum()) :]
+    if hot is not None:  # whoever counts keys knows padding by it
+        assert (padding == batch.part_starts[-1]).all()
     assert sorted(unique.tolist()) == sorted(set(wanted.tolist()))
     places = torch.searchsorted(batch.part_starts.long(), unique, right=True) - 1
     assert places.tolist() == sorted(places.tolist())
