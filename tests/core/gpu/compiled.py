@@ -60,15 +60,17 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         entries,
         messages,
         number_formats,
+        positions,
         row_numbers,
         slot_sums,
+        slots,
         sums,
     )
 
     longs = (
         "ends counts slot_ends rows salts starts shifts pieces part_starts bag_ends tables "
         "hashes runs sums shard_buckets out_firsts out_steps part_cells shard_owners first_rows "
-        "row_counts word_starts"
+        "row_counts word_starts firsts"
     )
     of_bags = {"ids": "*i64", "weights": "*i32", "starts": "*i32", "table_of_bag": "*i32",
                "held_by": "*i32", "first_of": "*i32", "place_of_bag": "*i32", "bad": "*u8",
@@ -173,7 +175,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                 {first: "*fp32", "addresses": "*i64", "slots": "*i64", "rows": "*i32",
                  "offsets": "*i32", "weights": "*fp32", "out": "*fp32", "scale": "fp32"},
                 {
-                    "PLAIN": plain, "WEIGHTED": True,
+                    "PLAIN": plain, "WEIGHTED": True, "VARIABLE": varies,
                     "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns,
                 },
             )
@@ -182,6 +184,47 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                 (slot_sums._slot_row_sums, "gradient"),
             )
             for plain, columns in ((False, 16), (False, 32), (True, 64), (True, 128))
+            for varies in (False, True)
+        ),
+        *(
+            (
+                slot_sums._slot_weight_sums,
+                {"gradient": "*fp32", "flat": "*fp32", "addresses": "*i64", "slots": "*i64",
+                 "rows": "*i32", "offsets": "*i32", "out": "*fp32"},
+                {"PLAIN": False, "VARIABLE": varies, "TILES": 4,
+                 "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns},
+            )
+            for columns in (16, 32)
+            for varies in (False, True)
+        ),
+        *(
+            (
+                kernel,
+                {first: "*fp32", "slots": "*i64", "offsets": "*i32", "out": "*fp32"},
+                {"IDS": positions.IDS, "BLOCK": positions.BAGS},
+            )
+            for kernel, first in (
+                (positions._position_weights, "weights"), (positions._position_sums, "gradient")
+            )
+        ),
+        (
+            slots._take_lengths,
+            {"offsets": "*i32", "lengths": "*i32"},
+            {"STEPS": 5, "BLOCK": slots.BLOCK},
+        ),
+        *(
+            (
+                slots._take_ids,
+                {"ids": "*i64", "weights": "*fp32", "offsets": "*i32", "starts": "*i32",
+                 "out": "*i64", "out_weights": "*fp32"},
+                {"IDS": ids, "BLOCK": slots.ELEMENTS // ids, **weighted},
+            )
+            for ids in (1, slots.MOST_IDS)
+        ),
+        (
+            slots._hash_slots,
+            {"ids": "*i64", "slot_ends": "*i32", "out": "*i64"},
+            {"STEPS": 5, "BLOCK": slots.BLOCK},
         ),
         *(
             (
@@ -224,6 +267,8 @@ def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled
         name = kernel.__name__.removeprefix("_")
         if "IDS" in constants:
             name += f", {constants['IDS']} ids"
+        if constants.get("VARIABLE"):
+            name += ", variable batch"
         if "COLUMNS" in constants:
             name += f", {constants['COLUMNS']} columns"
         if "*i64" in (signature.get("table"), signature.get("keys")):
