@@ -52,7 +52,7 @@ SHARDINGS: dict[str, Budget] = {
 DCT = fr.CodecOptions(type="dct")
 # On top of fused_row_wise with one dimension.
 SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
-    "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(41, 1, 0, 3)),
+    "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(40, 1, 0, 3)),
     "hot rows": ({"hot": fr.HotOptions()}, Budget(57, 1, 0, 4)),
     "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(66, 2, 1, 5)),
     "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(45, 3, 1, 6)),

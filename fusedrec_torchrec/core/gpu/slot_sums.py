@@ -20,6 +20,7 @@ import triton.language as tl
 __all__ = ["slot_bag_sums", "slot_row_sums", "slot_weight_sums"]
 
 ELEMENTS = 512  # of the rows that a program has in hand
+PRODUCTS = 256  # of gradients and rows that a program has in hand
 MOST_BAGS = 16  # of a program: with more, registers are spilled
 MIXED_COLUMNS = 32  # of a program if dimensions differ: a cache line
 FIELDS, VARIABLE_FIELDS = 3, 5  # numbers that tell a slot
@@ -244,7 +245,7 @@ def slot_weight_sums(
     if not batch or not slots or not out_N.numel():
         return
     columns = min(triton.next_power_of_2(max(dims)), MIXED_COLUMNS)
-    block = min(max(ELEMENTS // columns, 1), MOST_BAGS)
+    block = min(PRODUCTS // columns, MOST_BAGS)
     _slot_weight_sums[(triton.cdiv(batch, block), slots)](
         gradient, flat, addresses, slots_S3, rows_N, offsets_B1, out_N, batch, gradient.stride(0),
         PLAIN=addresses is None, VARIABLE=_varies(slots_S3),

@@ -51,7 +51,7 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
         Processors are where they stay when the first batch comes.
         """
         fused = self._embedding_bag_collection.fused
-        if fused is None or self._device.type != "cuda":
+        if fused is None or fused.layout.device.type != "cuda":
             return None
         names = [feature for feature, _ in fused.layout.slot_names]
         return PositionWeights.of(partial(position_weights, self._feature_processors), names)

@@ -192,7 +192,8 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                 {"gradient": "*fp32", "flat": "*fp32", "addresses": "*i64", "slots": "*i64",
                  "rows": "*i32", "offsets": "*i32", "out": "*fp32"},
                 {"PLAIN": False, "VARIABLE": varies, "TILES": 4,
-                 "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns},
+                 "BLOCK": min(slot_sums.PRODUCTS // columns, slot_sums.MOST_BAGS),
+                 "COLUMNS": columns},
             )
             for columns in (16, 32)
             for varies in (False, True)
