@@ -45,8 +45,14 @@ HOT = {
 # the prefetch of the next one writes others: rows of a batch under way are locked, so that no other
 # row takes their places, and a row that leaves is of no batch under way.  What is compared here are
 # whole tensors.  Backward and prefetch do wait for each other.
+#
+# Of torch's DistributedDataParallel, around feature processors: when it is made, it compares and
+# sends parameters in C++, and waits for that there, which nobody sees here.
+MADE = "torchrec/distributed/model_parallel.py"
 EXPLAINED = (
     ("writes fbgemm::lru_cache_populate", "reads fbgemm::split_embedding_codegen_forward"),
+    (f"reads aten::_local_scalar_dense on stream default ({MADE}", "writes c10d::allgather_"),
+    (f"reads aten::copy_ on stream default ({MADE}", "writes c10d::broadcast_"),
 )
 
 
