@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
+from torchrec.modules.feature_processor_ import (
+    FeatureProcessorsCollection,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-__all__ = ["embedding_bags_of", "position_limits"]
+__all__ = ["embedding_bags_of", "position_limits", "position_weights"]
 
 
 def position_limits(module: FeatureProcessedEmbeddingBagCollection) -> dict[str, int]:
@@ -20,6 +25,21 @@ def position_limits(module: FeatureProcessedEmbeddingBagCollection) -> dict[str,
         for feature, processor in processors.items()
         if hasattr(processor, "position_weight")
     }
+
+
+def position_weights(processors: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Returns the weights of positions by feature; None if processors do anything else."""
+    if type(processors) is PositionWeightedModuleCollection:
+        given: dict[str, torch.Tensor] = processors.position_weights_dict  # type: ignore[assignment]
+        return dict(given)
+    if not isinstance(processors, nn.ModuleDict):
+        return None
+    weights: dict[str, torch.Tensor] = {}
+    for feature, processor in processors.items():
+        if type(processor) is not PositionWeightedModule:
+            return None
+        weights[feature] = processor.position_weight  # type: ignore[assignment]
+    return weights
 
 
 def embedding_bags_of(module: FeatureProcessedEmbeddingBagCollection) -> EmbeddingBagCollection:

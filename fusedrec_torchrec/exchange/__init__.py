@@ -8,6 +8,8 @@
 ``replication``         rows that live on several ranks, as the exchange sees them
 ``checks``              what names, shapes and types of a batch can tell
 ``features``            the batch in canonical form
+``taken_slots``         the same on CUDA, where nobody counts ids
+``id_counts``           how many there are, for who wants to know it later
 ``slot_features``       the part of it that belongs to some slots
 ``distinct_bags``       equal bags, once each
 ``hashing``             raw ids -> rows
@@ -20,6 +22,7 @@
 ``device_bags``         distinct bags and their routes by kernels, all counts on the device
 ``bags``                which rows form which output row
 ``slot_bags``           the same for all slots at once, on CUDA
+``slot_sequences``      the same for sequences
 ``requested_rows``      all of the above for tables whose rows travel
 ``requested_bags``      all of the above for tables whose owners pool
 ``variable_batch``      sequences of a variable batch per feature
@@ -35,6 +38,7 @@
 ``large_lookups``       very long bags, table by table
 ``lookup``              one FBGEMM call per physical table
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
+``flat_rows``           where received rows lie
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
 ``gradients``           gradients of gradients are refused
 ======================  =========================================================

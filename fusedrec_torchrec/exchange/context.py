@@ -5,15 +5,19 @@ batches in flight.
 """
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
+from fusedrec_torchrec.exchange.id_counts import IdCounts, with_counts
 from fusedrec_torchrec.exchange.replication import BatchReplicas
 from fusedrec_torchrec.exchange.slot_bags import SlotBags
+from fusedrec_torchrec.exchange.slot_sequences import SlotSequences
 
 __all__ = ["FusedShardingContext", "ReceivedRows"]
 
@@ -25,7 +29,10 @@ class FusedShardingContext(SequenceShardingContext):
     Attributes:
         bags: which received rows form which output row, per bucket.
         slot_bags: the same, for the first buckets, if that is for the device to know; ``bags`` are
-            those of the buckets behind them.
+            those of the buckets behind them.  Or the sequences of all buckets.
+        counts: of the ids of each slot, on their way to the host; None if nobody will ask, or if
+            the batch knows.
+        picks: the ``SequencePicks`` of a variable batch until its headers are read; else None.
         weights_N: weights of the ids that this rank pools, in the order of the batch, or None.
         ids_per_bucket: how many of these ids belong to each bucket.
         counts_out: [owner][bucket] units this rank asked for: distinct rows, or distinct bags;
@@ -37,7 +44,9 @@ class FusedShardingContext(SequenceShardingContext):
     """
 
     bags: list[Bags] = field(default_factory=list)
-    slot_bags: SlotBags | None = None
+    slot_bags: SlotBags | SlotSequences | None = None
+    counts: IdCounts | None = None
+    picks: Any = None
     weights_N: torch.Tensor | None = None
     ids_per_bucket: list[int] = field(default_factory=list)
     counts_out: list[list[int]] = field(default_factory=list)
@@ -45,6 +54,13 @@ class FusedShardingContext(SequenceShardingContext):
     ids_in: list[list[int]] = field(default_factory=list)
     bag_weights: bool = False
     replicas: BatchReplicas | None = None
+
+    def count_features(self) -> None:
+        """Has the batch know how many ids each feature has, once its headers have been read."""
+        counts, self.counts = self.counts, None
+        if counts is not None:
+            features = cast(KeyedJaggedTensor, self.features_before_input_dist)  # type: ignore[has-type]
+            self.features_before_input_dist = with_counts(features, counts.per_slot())
 
     def segments_in(self) -> list[list[int]]:
         """Returns sizes of what each requester has sent: see ``cargo`` and ``bag_routing``."""
@@ -68,6 +84,8 @@ class FusedShardingContext(SequenceShardingContext):
             self.slot_bags.record_stream(stream)
         if self.weights_N is not None:
             self.weights_N.record_stream(stream)
+        if self.picks is not None:
+            self.picks.record_stream(stream)
         if self.replicas is not None:
             self.replicas.record_stream(stream)
 

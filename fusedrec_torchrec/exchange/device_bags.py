@@ -2,8 +2,8 @@
 
 What ``distinct_bags`` and ``bag_routing`` do step by step is one operator here, ``ask_bags``, whose
 outputs are as long as they can get; sizes of a batch that the host knows anyway, bags of slots and
-shards of tables, are all it takes.  Ids are rows of their tables before equal bags are looked for,
-not afterwards: two ids that are hashed to one row are the same.
+shards of tables, are all it takes, with the offsets of the bags.  Ids are rows of their tables
+before equal bags are looked for, not afterwards: two ids that are hashed to one row are the same.
 
 Shape suffixes: S slots, X shards of the slots' tables, B bags, N ids, C cells, K buckets, W ranks,
 P = K * W parts.
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core import operators
 from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.bag_layout import BagLayout
-from fusedrec_torchrec.exchange.slot_features import SlotFeatures
+from fusedrec_torchrec.exchange.slot_ids import SlotIds
 
 __all__ = ["DeviceBagRoute", "DeviceBags"]
 
@@ -73,12 +74,16 @@ class DeviceBags:
     Args:
         layout: where their tables live.
         means: whether each slot is mean-pooled.
-        rows_S: of each slot's table.
+        ids: of the slots.
+        weighted: whether the weights of a batch count.
     """
 
-    def __init__(self, layout: BagLayout, means: Sequence[bool], rows_S: torch.Tensor) -> None:
+    def __init__(
+        self, layout: BagLayout, means: Sequence[bool], ids: SlotIds, weighted: bool
+    ) -> None:
         self.layout = layout
-        self.rows_S = rows_S
+        self.rows_S, self.salts_S2 = ids.rows_S, ids.salts_S2
+        self.weighted = weighted
         device = layout.device
         self.tables_S = torch.tensor(layout.table_numbers, dtype=torch.int64, device=device)
         self.means_S = None
@@ -100,9 +105,9 @@ class DeviceBags:
             self._known = (key, _Cells.of(self.layout, *key))
         return self._known[1]
 
-    def __call__(self, slots: SlotFeatures, rows_N: torch.Tensor) -> "DeviceBagRoute":
-        """Takes the bags of a batch, with rows of their tables in the place of ids."""
-        return DeviceBagRoute(self, slots, rows_N)
+    def __call__(self, features: KeyedJaggedTensor) -> "DeviceBagRoute":
+        """Takes a batch in canonical form; no count of its ids is needed on the host."""
+        return DeviceBagRoute(self, features)
 
 
 class DeviceBagRoute:
@@ -110,8 +115,7 @@ class DeviceBagRoute:
 
     Args:
         of: what batches have in common.
-        slots: the batch.
-        rows_N: its ids, as rows of their tables.
+        features: the batch.
 
     Attributes:
         counts_HW: units asked of each rank in each bucket, and below them the ids in them.
@@ -119,26 +123,35 @@ class DeviceBagRoute:
         bad: whether any id is out of range, a 0-dim tensor.
     """
 
-    def __init__(self, of: DeviceBags, slots: SlotFeatures, rows_N: torch.Tensor) -> None:
+    def __init__(self, of: DeviceBags, features: KeyedJaggedTensor) -> None:
         layout = of.layout
         self._layout, self._means = layout, of.means
-        self._rows_N = rows_N.contiguous()
-        weights_N = slots.weights_N
+        weights_N = features.weights_or_none() if of.weighted else None
         self._weights_N = None if weights_N is None else weights_N.detach().float().contiguous()
         self.words_per_id = 1 if weights_N is None else 2
-        places = of.cells(slots.strides, slots.side_by_side)
+        strides = features.stride_per_key()
+        first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
+        places = of.cells(strides[first:end], not features.variable_stride_per_key())
         self._per_bucket = places.per_bucket
         self._places = to_device(places.places, layout.device)
+        first_bag, end_bag = sum(strides[:first]), sum(strides[:end])
+        self._starts_B1 = features.offsets().int()[first_bag : end_bag + 1].contiguous()
+        self._rows_N = features.values().contiguous()
+        if of.salts_S2 is not None:
+            bag_ends_S = self._places[: len(layout.slot_names)]
+            ends_S = self._starts_B1.index_select(0, bag_ends_S)
+            self._rows_N = torch.ops.fusedrec.hash_slots(
+                self._rows_N, ends_S, of.rows_S, of.salts_S2
+            )
         (
             self.counts_HW,
             self._cells_C,
             self._divisor_C,
             self._sums_C1,
-            self._starts_B1,
             self.bad,
         ) = torch.ops.fusedrec.ask_bags(
             self._rows_N,
-            slots.lengths_B.int().contiguous(),
+            self._starts_B1,
             self._weights_N,
             self._places,
             sum(places.per_bucket),

@@ -2,9 +2,9 @@
 
 The canonical order is that of the module's slots, so that everything behind it can work on
 contiguous ranges.  A feature of two tables stands in it twice.  The order of a batch's own keys
-does not matter and may change from batch to batch.  Where kernels for CUDA do not need to have ids
-counted on the host, and the batch has every slot once, it is left in its own order: to move ids
-would take such counts.
+does not matter and may change from batch to batch.  On CUDA kernels put it into that order without
+a count of its ids on the host (``taken_slots``).  Where they find a slot by its name, and the batch
+has every slot once, it is left in its own order.
 
 Stock tables of the same module send the batch's tensors as they are, so ranks must agree on which
 there are and of what type, also when one rank's batch is bad or empty: beside stock tables, ids
@@ -19,8 +19,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
-from fusedrec_torchrec.exchange.checks import check_batch, check_names, check_tensor_dict
+from fusedrec_torchrec.exchange.checks import (
+    Report,
+    check_batch,
+    check_names,
+    check_tensor_dict,
+    device_reports,
+)
 from fusedrec_torchrec.exchange.slot_bags import are_counted_on_device
+from fusedrec_torchrec.exchange.taken_slots import TakenSlots
 
 __all__ = ["CanonicalFeatures"]
 
@@ -37,7 +44,8 @@ class CanonicalFeatures:
         beside_stock: whether the module has stock tables, too.
         device: where batches must be.
         counted: whether the host must know how many ids each feature has, whatever the batch; else
-            only if the kernels for CUDA need it.
+            only if there are no kernels for CUDA.
+        any_order: whether kernels find a slot by its name, if each feature is there once.
     """
 
     def __init__(
@@ -50,9 +58,11 @@ class CanonicalFeatures:
         beside_stock: bool,
         device: torch.device,
         counted: bool,
+        any_order: bool,
     ) -> None:
         self.names = list(names)
         self._counted = counted
+        self._any_order = any_order
         self._known = known
         self._refuse_extra = refuse_extra
         self._needs_weights = needs_weights
@@ -60,13 +70,16 @@ class CanonicalFeatures:
         self._beside_stock = beside_stock
         self._device = torch.empty(0, device=device).device  # with its number
         self._unique_names = list(dict.fromkeys(names))
+        self._taken_slots = TakenSlots(names, self._device)
         # By the names of a batch: where each slot stands in it, if it is not in order already.
         self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}
         self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
         self._last_was_variable: bool | None = None
 
-    def __call__(self, features: KeyedJaggedTensor | TensorDict) -> KeyedJaggedTensor:
-        """Returns the batch in canonical form.
+    def __call__(
+        self, features: KeyedJaggedTensor | TensorDict
+    ) -> tuple[KeyedJaggedTensor, list[Report]]:
+        """Returns the batch in canonical form, and what only its device knows to be wrong with it.
 
         Raises:
             ValueError: naming the feature, what is wrong and what is expected.
@@ -91,18 +104,23 @@ class CanonicalFeatures:
             )
         counted = self._counted or not are_counted_on_device(features)
         check_batch(features, self._needs_weights, self._device, counted)
+        reports = device_reports(features)
         inverse_indices = features.inverse_indices_or_none()
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
         order = self._orders[keys]
-        if not counted and order is not None and sorted(order[0]) == list(range(len(keys))):
-            order = None  # kernels find a slot by its name
-        canonical = features if order is None else _permuted(features, *order)
+        finds_slots = not counted and self._any_order and not variable
+        if order is None or (finds_slots and sorted(order[0]) == list(range(len(keys)))):
+            canonical = features
+        elif counted:
+            canonical = _permuted(features, *order)
+        else:
+            canonical = self._taken_slots(features, order[0])
         if variable:
             assert inverse_indices is not None
             set_inverse_indices(canonical, self._in_slot_order(inverse_indices))
         self._last_was_variable = variable
-        return canonical
+        return canonical, reports
 
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """Returns an empty batch in the place of a bad one, so that collectives still match."""
@@ -162,9 +180,14 @@ def _with_ids(
         lengths=features.lengths().int(),
         stride=None if variable else features.stride(),
         stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        length_per_key=features.length_per_key() if features.lengths().numel() else None,
+        length_per_key=_counts_of(features),
         inverse_indices=features.inverse_indices_or_none(),
     )
+
+
+def _counts_of(features: KeyedJaggedTensor) -> list[int] | None:
+    """Returns how many ids each feature has, if the host knows."""
+    return features.length_per_key_or_none() if features.lengths().numel() else None
 
 
 def _permuted(

@@ -124,6 +124,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
             variable_batch_per_feature=features.variable_stride_per_key(),
             features_before_input_dist=features,
             slot_bags=None if rows is None else rows.slot_bags,
+            counts=None if rows is None else rows.counts,
             weights_N=None if rows is None else rows.weights_N,
             ids_per_bucket=[] if rows is None else rows.ids_per_bucket,
             bag_weights=self._weighted,

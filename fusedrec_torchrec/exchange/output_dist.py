@@ -21,8 +21,10 @@ from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.core.transfer import used_on_this_stream
 from fusedrec_torchrec.exchange.context import FusedShardingContext
+from fusedrec_torchrec.exchange.flat_rows import FlatRows
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.replication import BatchReplicas
+from fusedrec_torchrec.exchange.slot_sequences import SlotSequences, gather
 
 __all__ = ["FusedOutputDist"]
 
@@ -252,10 +254,14 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
     def _receive_and_pool(self) -> torch.Tensor:
         context = self._context
         flat = _Wait.apply(self._launched, self._exchange)
+        slot_bags, take_scale = context.slot_bags, self._exchange.take_scale
+        if isinstance(slot_bags, SlotSequences):
+            rows = FlatRows(context.counts_out, self._dims, flat.device)
+            return gather(flat, rows, slot_bags, self._buffers, take_scale)
         weights: list[torch.Tensor | None] = [None] * len(context.bags)
-        if context.weights_N is not None:  # those of bags that owners pool have gone there
+        if context.weights_N is not None and slot_bags is None:
             own = context.weights_N.split(context.ids_per_bucket)
-            weights[: len(own)] = own
+            weights[: len(own)] = own  # those of bags that owners pool have gone there
         output = pool(
             flat,
             context.counts_out,
@@ -263,7 +269,8 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
             weights,
             context.bags,
             self._buffers,
-            self._exchange.take_scale,
-            context.slot_bags,
+            take_scale,
+            slot_bags,
+            None if slot_bags is None else context.weights_N,
         )
         return output.flatten() if context.variable_batch_per_feature else output

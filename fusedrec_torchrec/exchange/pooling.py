@@ -11,8 +11,7 @@ brought together, and both directions run on ``embedding_bag``: over rows forwar
 output gradients, with ids grouped by row, backward.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,12 +23,14 @@ from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.dedup import Occurrences
+from fusedrec_torchrec.exchange.flat_rows import FlatRows, TakeScale
 from fusedrec_torchrec.exchange.gradients import first_order
 from fusedrec_torchrec.exchange.slot_bags import SlotBags
 
 __all__ = ["pool"]
 
-WEIGHTS = 6  # place of the weights among the arguments of ``_FlatPool``
+# Places of the weights among the arguments of ``_FlatPool``.
+SLOT_WEIGHTS, WEIGHTS = 6, 7
 
 
 def pool(
@@ -39,8 +40,9 @@ def pool(
     weights: Sequence[torch.Tensor | None],
     bags: Sequence[Bags],
     buffers: Buffers,
-    take_scale: Callable[[], float] = lambda: 1.0,
+    take_scale: TakeScale = lambda: 1.0,
     slot_bags: SlotBags | None = None,
+    slot_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Pools the rows of all buckets.
 
@@ -55,6 +57,7 @@ def pool(
         take_scale: called in backward if rows' gradients can be scaled on the way; gives a power
             of two, and leaves it to us.
         slot_bags: which rows of the first buckets form which output row, if they have no ``bags``.
+        slot_weights: a weight for each id of these; None if all count once.
 
     Returns:
         [batch, columns of all slots] if bags lie side by side.  Else the bags of all buckets one
@@ -65,13 +68,13 @@ def pool(
         for weight_N, of_bucket in zip(weights, bags, strict=True)
     ]
     outputs_of = [of_bucket.output for of_bucket in bags]
-    side_by_side = all(of_bucket.width for of_bucket in outputs_of)
+    side_by_side = _side_by_side(slot_bags, outputs_of)
     has_type = flat.is_cuda or flat.dtype == torch.float32
     has_operators = has_type and operators.available_on(flat.device, "bag_sums", "row_sums")
     if has_operators or slot_bags is not None:
-        rows = _FlatRows(counts, dims, flat.device)
+        rows = FlatRows(counts, dims, flat.device)
         out: torch.Tensor = _FlatPool.apply(
-            flat, rows, slot_bags, bags, buffers, take_scale, *weights
+            flat, rows, slot_bags, bags, buffers, take_scale, slot_weights, *weights
         )
     else:
         sizes = [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
@@ -106,42 +109,6 @@ def _pool(
     return pooled
 
 
-class _FlatRows:
-    """Where the rows of each bucket lie in the flat buffer.
-
-    Attributes:
-        dims: columns of each bucket's rows.
-        rows: how many each bucket has.
-        elements: of all of them.
-        addresses: where the rows of each bucket begin; None if they lie one after another.
-        of_all: the same for the rows of all buckets, on CUDA.
-    """
-
-    def __init__(self, counts: list[list[int]], dims: Sequence[int], device: torch.device) -> None:
-        self.dims = list(dims)
-        self.rows = [sum(row[k] for row in counts) for k in range(len(dims))]
-        self.elements = sum(n * dim for n, dim in zip(self.rows, dims, strict=True))
-        self.of_all: torch.Tensor | None = None
-        self.addresses: list[torch.Tensor | None] = [None] * len(dims)
-        if len(dims) == 1:
-            return  # one after another
-        if device.type == "cuda":
-            flat = [count for row in counts for count in row]
-            like = torch.empty(0, device=device)
-            self.of_all = torch.ops.fusedrec.row_addresses(like, flat, self.dims)
-            self.addresses = list(self.of_all.split(self.rows))
-            return
-        sizes = [n * dim for row in counts for n, dim in zip(row, dims, strict=True)]
-        starts = torch.tensor([0, *accumulate(sizes)][:-1]).view(len(counts), len(dims))
-        counts_WK = torch.tensor(counts)
-        for k, dim in enumerate(dims):
-            counts_W = counts_WK[:, k]
-            first_W = starts[:, k] - (counts_W.cumsum(0) - counts_W) * dim
-            self.addresses[k] = torch.arange(self.rows[k]).mul_(dim) + first_W.repeat_interleave(
-                counts_W, output_size=self.rows[k]
-            )
-
-
 class _FlatPool(Function):
     """All buckets, from the flat buffer into one output."""
 
@@ -149,19 +116,21 @@ class _FlatPool(Function):
     def forward(
         ctx: Any,
         flat: torch.Tensor,
-        rows: _FlatRows,
+        rows: FlatRows,
         slot_bags: SlotBags | None,
         bags: Sequence[Bags],
         buffers: Buffers,
-        take_scale: Callable[[], float],
+        take_scale: TakeScale,
+        slot_weights: torch.Tensor | None,
         *weights: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.rows, ctx.bags, ctx.buffers, ctx.take_scale = rows, bags, buffers, take_scale
         ctx.slot_bags, ctx.dtype = slot_bags, flat.dtype
-        ctx.save_for_backward(*weights, flat if any(ctx.needs_input_grad[WEIGHTS:]) else None)
+        needs_rows = any(ctx.needs_input_grad[SLOT_WEIGHTS:])
+        ctx.save_for_backward(*weights, slot_weights, flat if needs_rows else None)
         with stage("pooling"):
             outputs = [of_bucket.output for of_bucket in bags]
-            side_by_side = all(of_bucket.width for of_bucket in outputs)
+            side_by_side = _side_by_side(slot_bags, outputs)
             first, column = _behind(slot_bags)
             columns = [
                 dim * (of_bucket.width if side_by_side else of_bucket.num_bags)
@@ -173,7 +142,9 @@ class _FlatPool(Function):
                 shape = (lines if slot_bags is None else slot_bags.batch, *shape)
             out = buffers.take("output", shape, flat.dtype, flat.device)
             if slot_bags is not None:
-                torch.ops.fusedrec.slot_bag_sums(flat, *_of_slots(rows, slot_bags), out)
+                torch.ops.fusedrec.slot_bag_sums(
+                    flat, *_of_slots(rows, slot_bags, slot_weights), slot_bags.batch, out
+                )
             matrix = out if side_by_side else out.view(1, -1)
             places = _places(matrix, rows.dims[first:], outputs, column)
             for k, (of_bucket, weight_N, place) in enumerate(
@@ -197,7 +168,7 @@ class _FlatPool(Function):
     @first_order
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, bags = ctx.rows, ctx.bags
-        *weights, flat = ctx.saved_tensors
+        *weights, slot_weights, flat = ctx.saved_tensors
         with stage("backward_pooling"):
             gradient = gradient if gradient.dim() == 2 else gradient.view(1, -1)
             if gradient.stride(1) != 1:  # as an expanded one
@@ -214,9 +185,11 @@ class _FlatPool(Function):
                     _zero_on_cuda(flat_gradient)
                 scale = ctx.take_scale()
                 if ctx.slot_bags is not None:
+                    of_slots = _of_slots(rows, ctx.slot_bags, slot_weights)
                     torch.ops.fusedrec.slot_row_sums(
-                        gradient, *_of_slots(rows, ctx.slot_bags), *ctx.slot_bags.row_ids,
-                        sum(rows.rows[:first]), scale, flat_gradient,
+                        gradient, *of_slots, *ctx.slot_bags.row_ids, ctx.slot_bags.batch,
+                        ctx.slot_bags.columns.bags(ctx.slot_bags.batch), sum(rows.rows[:first]),
+                        scale, flat_gradient,
                     )  # fmt: skip
                 for k, (of_bucket, weight_N, (matrix, width, column)) in enumerate(
                     zip(bags, weights, places, strict=True), first
@@ -249,7 +222,13 @@ class _FlatPool(Function):
                     zip(places, bags, rows.dims[first:], weights, strict=True), first
                 )
             ]
-        return flat_gradient, *[None] * (WEIGHTS - 1), *weight_gradients
+            slot_weight_gradients = None
+            if ctx.needs_input_grad[SLOT_WEIGHTS]:
+                slot_weight_gradients = _slot_weight_gradients(
+                    gradient, flat, rows, ctx.slot_bags, slot_weights
+                )
+        nothing = [None] * (SLOT_WEIGHTS - 1)
+        return flat_gradient, *nothing, slot_weight_gradients, *weight_gradients
 
 
 def _behind(slot_bags: SlotBags | None) -> tuple[int, int]:
@@ -257,10 +236,37 @@ def _behind(slot_bags: SlotBags | None) -> tuple[int, int]:
     return (0, 0) if slot_bags is None else (len(slot_bags.columns.dims), slot_bags.columns.width)
 
 
-def _of_slots(rows: _FlatRows, slot_bags: SlotBags) -> tuple[Any, ...]:
+def _side_by_side(slot_bags: SlotBags | None, outputs: Sequence[Bags]) -> bool:
+    """Returns whether the bags of a sample lie side by side in the output."""
+    if slot_bags is not None:
+        return slot_bags.side_by_side
+    return all(of_bucket.width for of_bucket in outputs)
+
+
+def _of_slots(
+    rows: FlatRows, slot_bags: SlotBags, weights_N: torch.Tensor | None
+) -> tuple[Any, ...]:
     columns = slot_bags.columns
-    ids = (slot_bags.rows_N, slot_bags.offsets_B1, slot_bags.weights_N)
+    if weights_N is not None:
+        weights_N = weights_N.float().contiguous()
+    ids = (slot_bags.rows_N, slot_bags.offsets_B1, weights_N)
     return rows.of_all, columns.dims, columns.slots_S3, *ids
+
+
+def _slot_weight_gradients(
+    gradient: torch.Tensor,
+    flat: torch.Tensor,
+    rows: FlatRows,
+    slot_bags: SlotBags,
+    weights_N: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the gradients of the weights of ids; of ids that no bag has, zeros."""
+    out_N = torch.zeros(weights_N.shape, dtype=torch.float32, device=weights_N.device)
+    of_all, dims, slots_S3, rows_N, offsets_B1, _ = _of_slots(rows, slot_bags, None)
+    torch.ops.fusedrec.slot_weight_sums(
+        gradient, flat, of_all, dims, slots_S3, rows_N, offsets_B1, slot_bags.batch, out_N
+    )
+    return out_N.to(weights_N.dtype)
 
 
 def _zero_on_cuda(sums: torch.Tensor) -> torch.Tensor:
@@ -312,7 +318,7 @@ def _columns(matrix: torch.Tensor, column: int, bags: Bags, dim: int) -> torch.T
     return matrix[:, column : column + width * dim].reshape(-1, dim)
 
 
-def _rows_of(flat: torch.Tensor, rows: _FlatRows, k: int) -> torch.Tensor:
+def _rows_of(flat: torch.Tensor, rows: FlatRows, k: int) -> torch.Tensor:
     """Returns a bucket's rows out of the flat buffer."""
     addresses, dim = rows.addresses[k], rows.dims[k]
     if addresses is None:

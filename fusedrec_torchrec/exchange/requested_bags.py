@@ -1,6 +1,7 @@
 """Bags that owners are asked to pool: from a batch to what is sent, and to the output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -43,18 +44,20 @@ class BagRequests:
         self._means = list(means)
         self._ids = SlotIds(layout.slot_names, layout.rows, options, layout.device)
         self._dedup = BagDedup(layout.table_numbers, WORTH, layout.device)
-        self._on_device = DeviceBags(layout, means, self._ids.rows_S)
+        self._on_device = DeviceBags(layout, means, self._ids, weighted)
 
     def __call__(self, features: KeyedJaggedTensor) -> "RequestedBags":
         layout = self._layout
         first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
-        slots = SlotFeatures.of(features, first, end, self._weighted)
+        find_slots = partial(SlotFeatures.of, features, first, end, self._weighted)
         if self._on_device.available:
-            with stage("keys"):
-                rows_N = self._ids.hashed(slots.ids_N, slots.ids_per_slot)
             with stage("dedup"):
-                asked = self._on_device(slots, rows_N)
-            return RequestedBags(layout, slots, self._ids, self._means, asked, asked.bad)
+                asked = self._on_device(features)
+            side_by_side = not features.variable_stride_per_key()
+            return RequestedBags(
+                layout, find_slots, side_by_side, self._ids, self._means, asked, asked.bad
+            )
+        slots = find_slots()
         with stage("dedup"):
             distinct = self._dedup(
                 slots.ids_N,
@@ -67,7 +70,9 @@ class BagRequests:
             rows_M, bad = self._ids.rows(distinct.ids_M, distinct.ids_S)
         with stage("route"):
             route = BagRoute(layout, distinct, rows_M)
-        return RequestedBags(layout, slots, self._ids, self._means, route, bad)
+        return RequestedBags(
+            layout, lambda: slots, slots.side_by_side, self._ids, self._means, route, bad
+        )
 
 
 class RequestedBags:
@@ -81,18 +86,25 @@ class RequestedBags:
     def __init__(
         self,
         layout: BagLayout,
-        slots: SlotFeatures,
+        find_slots: Callable[[], SlotFeatures],
+        side_by_side: bool,
         ids: SlotIds,
         means: list[bool],
         route: BagRoute | DeviceBagRoute,
         bad: torch.Tensor,
     ) -> None:
         self._layout = layout
-        self._slots = slots
+        self._find_slots = find_slots
+        self._side_by_side = side_by_side
         self._ids = ids
         self._means = means
         self.route = route
         self.bad = bad
+
+    @cached_property
+    def _slots(self) -> SlotFeatures:
+        """The bags; on CUDA, who asks for them may wait for the device."""
+        return self._find_slots()
 
     def describe_bad(self) -> str:
         """Returns what is wrong with the ids, for the error path only."""
@@ -105,7 +117,7 @@ class RequestedBags:
         bags = []
         for (cells, divisor), bucket in zip(self._cells(), self._layout.buckets, strict=True):
             width = 0
-            if self._slots.side_by_side:
+            if self._side_by_side:
                 width = sum(self._layout.shards[self._layout.slots_of(bucket)])
             bags.append(copied_bags(cells, divisor, width))
         return bags

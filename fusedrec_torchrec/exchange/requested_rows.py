@@ -21,6 +21,7 @@ from fusedrec_torchrec.exchange.bags import (
     sequence_bags,
 )
 from fusedrec_torchrec.exchange.distinct_bags import BagDedup, DistinctBags
+from fusedrec_torchrec.exchange.id_counts import IdCounts, slot_starts
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.exchange.replication import Replications
@@ -28,6 +29,7 @@ from fusedrec_torchrec.exchange.routing import Route
 from fusedrec_torchrec.exchange.row_numbers import NumberedRows, RowNumbers, SlotTables
 from fusedrec_torchrec.exchange.slot_bags import SlotBags, SlotColumns, are_counted_on_device
 from fusedrec_torchrec.exchange.slot_features import SlotFeatures
+from fusedrec_torchrec.exchange.slot_sequences import SlotSequences
 
 __all__ = ["RequestedRows", "RowRequests"]
 
@@ -59,7 +61,7 @@ class RowRequests:
     ) -> None:
         self._layout = layout
         self._numbers = RowNumbers(layout, options)
-        self._weighted = weighted
+        self.weighted = weighted
         self._replication = replication
         self._learned_weights = learned_weights
         self._folds = (
@@ -70,11 +72,8 @@ class RowRequests:
         self._pooled = mean_S is not None
         # By the names of a batch: its slots in their order.
         self._orders: dict[tuple[str, ...], tuple[SlotTables, SlotColumns]] = {}
-        self._columns = (
-            SlotColumns.of(layout.buckets, mean_S.tolist(), layout.device)
-            if mean_S is not None and not learned_weights and layout.device.type == "cuda"
-            else None
-        )
+        means = [False] * len(layout.slot_names) if mean_S is None else mean_S.tolist()
+        self._columns = SlotColumns.of(layout.buckets, means, layout.device)
         self._mean_per_bucket = [
             mean_S[b.first_slot : b.end_slot].to(layout.device)
             if mean_S is not None and bool(mean_S[b.first_slot : b.end_slot].any())
@@ -85,9 +84,9 @@ class RowRequests:
     def __call__(self, features: KeyedJaggedTensor) -> "RequestedRows":
         layout, index = self._layout, self._replication.index
         finds_replicas = index is None or index.table is not None
-        if self._columns is not None and finds_replicas and are_counted_on_device(features):
-            return self._on_device(features, self._columns)
-        slots = SlotFeatures.of(features, 0, len(layout.slot_names), self._weighted)
+        if finds_replicas and are_counted_on_device(features):
+            return self._on_device(features)
+        slots = SlotFeatures.of(features, 0, len(layout.slot_names), self.weighted)
         looks, distinct = self._looks(slots), None
         ids_N, ids_per_slot = slots.ids_N, slots.ids_per_slot
         if any(looks):
@@ -103,28 +102,46 @@ class RowRequests:
             route = Route(layout, numbered.keys_U, numbered.counts_P)
         return RequestedRows(self, features, slots, looks, distinct, numbered, route)
 
-    def _on_device(self, features: KeyedJaggedTensor, columns: SlotColumns) -> "RequestedRows":
+    def _on_device(self, features: KeyedJaggedTensor) -> "RequestedRows":
         """Has the device find out which rows are asked for, with no count of ids on the host."""
         # Triton 3.7 cannot compile all kernels for 64-bit offsets; there are fewer ids than 2^31.
-        batch, offsets_B1, keys = (
-            features.stride(),
-            features.offsets().int(),
-            tuple(features.keys()),
-        )
-        if keys not in self._orders:
-            order_S = torch.tensor(self._order(keys), device=self._layout.device)
-            self._orders[keys] = self._numbers.slots(order_S), columns.in_order(order_S)
-        slots, columns = self._orders[keys]
+        offsets_B1, strides = features.offsets().int(), features.stride_per_key()
+        slots, columns = self._slots_of(tuple(features.keys()))
+        variable, count = features.variable_stride_per_key(), len(self._columns.slots)
+        starts_S1 = None
+        if variable or not self._pooled or self._learned_weights:
+            starts_S1 = slot_starts(features, count).int()
+        # Kernels go by the ends of slots, every so many offsets.
+        ends, apart = offsets_B1, strides[0]
+        if variable and starts_S1 is not None:
+            ends, apart = starts_S1, 1
         numbered, rows_N, row_ids = self._numbers.of_batch(
-            features.values(), offsets_B1, batch, slots, self._replication.index
+            features.values(), ends, apart, slots, self._replication.index
         )
         with stage("route"):
             route = Route(self._layout, numbered.keys_U, numbered.counts_P)
-        weights_N = features.weights_or_none() if self._weighted else None
-        if weights_N is not None:
-            weights_N = weights_N.float().contiguous()
-        slot_bags = SlotBags(columns, rows_N, offsets_B1, weights_N, row_ids, batch)
-        return RequestedRows(self, features, None, [], None, numbered, route, slot_bags)
+        counts = None
+        if not self._pooled or self._learned_weights:
+            assert starts_S1 is not None
+            counts = IdCounts(starts_S1)
+        pooled: SlotBags | SlotSequences
+        if self._pooled:
+            if variable:
+                columns = columns.of_variable_batch(strides[:count])
+            pooled = SlotBags(
+                columns, rows_N, offsets_B1, row_ids, max(strides[:count]), not variable
+            )
+        else:
+            pooled = SlotSequences(rows_N)
+        return RequestedRows(self, features, None, [], None, numbered, route, pooled, counts)
+
+    def _slots_of(self, keys: tuple[str, ...]) -> tuple[SlotTables, SlotColumns]:
+        """Returns the slots of a batch in the order of its features."""
+        if keys not in self._orders:
+            order = self._order(keys)
+            order_S = torch.tensor(order, device=self._layout.device)
+            self._orders[keys] = self._numbers.slots(order_S), self._columns.in_order(order)
+        return self._orders[keys]
 
     def _order(self, keys: Sequence[str]) -> list[int]:
         """Returns which slot each feature of a batch is of; those of other layouts are behind."""
@@ -161,7 +178,7 @@ class RowRequests:
         names = [feature for feature, _ in self._layout.slot_names]
         if sorted(features.keys()) == sorted(names) and features.keys() != names:
             features = features.permute([features.keys().index(name) for name in names])
-        slots = SlotFeatures.of(features, 0, len(names), self._weighted)
+        slots = SlotFeatures.of(features, 0, len(names), self.weighted)
         message = self._numbers.describe_bad_ids(slots.ids_N, slots.ids_per_slot)
         assert message is not None
         return message
@@ -196,6 +213,7 @@ class RequestedRows:
         numbered: the rows.
         route: where their keys go.
         slot_bags: which rows form which output, if that is for the device to know; else None.
+        counts: of the ids of each slot, if they are still on their way to the host; else None.
         bad: whether any id is out of range, a 0-dim tensor.
         ids_per_bucket: how many ids are pooled in each bucket.
         weights_N: their weights; None if there are none.
@@ -210,7 +228,8 @@ class RequestedRows:
         distinct: DistinctBags | None,
         numbered: NumberedRows,
         route: Route,
-        slot_bags: SlotBags | None = None,
+        slot_bags: SlotBags | SlotSequences | None = None,
+        counts: IdCounts | None = None,
     ) -> None:
         self._requests = requests
         self.features = features
@@ -220,9 +239,10 @@ class RequestedRows:
         self.numbered = numbered
         self.route = route
         self.slot_bags = slot_bags
+        self.counts = counts
         self.bad = numbered.bad
         self.ids_per_bucket: list[int] = []
-        self.weights_N = None
+        self.weights_N = features.weights_or_none() if requests.weighted else None
         if slots is not None:
             self.ids_per_bucket = requests.ids_per_bucket(
                 slots.ids_per_slot if distinct is None else distinct.ids_S

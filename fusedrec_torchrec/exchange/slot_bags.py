@@ -13,21 +13,20 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.core import operators
+from fusedrec_torchrec.core.transfer import to_device
 from fusedrec_torchrec.exchange.buckets import Bucket
 
 __all__ = ["RowIds", "SlotBags", "SlotColumns", "are_counted_on_device"]
 
 
 def are_counted_on_device(features: KeyedJaggedTensor) -> bool:
-    """Tells whether the ids of a batch that is pooled need not be counted on the host."""
-    values, weights = features.values(), features.weights_or_none()
-    if not isinstance(values, torch.Tensor) or not values.is_cuda:
-        return False
+    """Tells whether there are kernels that need no count of a batch's ids on the host."""
+    values = features.values()
     return (
-        not features.variable_stride_per_key()
-        and (weights is None or not weights.requires_grad)
+        isinstance(values, torch.Tensor)
+        and values.is_cuda
         and operators.available_on(
-            values.device, "number_batch_rows", "slot_bag_sums", "slot_row_sums"
+            values.device, "number_batch_rows", "take_slots", "slot_bag_sums", "slot_row_sums"
         )
     )
 
@@ -38,17 +37,43 @@ class SlotColumns:
 
     Attributes:
         dims: of the buckets that they are of.
-        width: columns of all of them.
-        slots_S3: for each its dimension, its first column, and whether it takes means.
+        width: columns of all of them; of the whole output, in one line, if the batch size varies.
+        slots: for each its dimension, its first column, and whether it takes means; if the batch
+            size varies also its first bag and how many it has.
+        slots_S3: the same, for the kernels.
     """
 
     dims: list[int]
     width: int
+    slots: list[list[int]]
     slots_S3: torch.Tensor
 
-    def in_order(self, order_S: torch.Tensor) -> "SlotColumns":
+    def in_order(self, order: Sequence[int]) -> "SlotColumns":
         """Returns the columns of the same slots in another order."""
-        return replace(self, slots_S3=self.slots_S3[order_S])
+        slots = [self.slots[slot] for slot in order]
+        return replace(self, slots=slots, slots_S3=_on_device(slots, self.slots_S3.device))
+
+    def of_variable_batch(self, strides: Sequence[int]) -> "SlotColumns":
+        """Returns where slots are in the output of a batch whose size varies by slot.
+
+        Args:
+            strides: bags of each slot.
+        """
+        slots, column, bag = [], 0, 0
+        for (dim, _, mean), stride in zip(self.slots, strides, strict=True):
+            slots.append([dim, column, mean, bag, stride])
+            column += stride * dim
+            bag += stride
+        device = self.slots_S3.device
+        return SlotColumns(self.dims, column, slots, _on_device(slots, device))
+
+    def bags(self, batch: int) -> int:
+        """Returns how many bags all slots have.
+
+        Args:
+            batch: bags of each slot, if all have as many.
+        """
+        return sum(slot[4] if len(slot) > 3 else batch for slot in self.slots)
 
     @classmethod
     def of(
@@ -66,8 +91,11 @@ class SlotColumns:
             for slot in range(bucket.first_slot, bucket.end_slot):
                 slots.append([bucket.dim, column, int(means[slot])])
                 column += bucket.dim
-        slots_S3 = torch.tensor(slots, dtype=torch.int64, device=device).view(-1, 3)
-        return cls([bucket.dim for bucket in buckets], column, slots_S3)
+        return cls([bucket.dim for bucket in buckets], column, slots, _on_device(slots, device))
+
+
+def _on_device(slots: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    return to_device([number for slot in slots for number in slot], device).view(len(slots), -1)
 
 
 class RowIds(NamedTuple):
@@ -93,19 +121,19 @@ class SlotBags(Multistreamable):
         columns: where they are in the output.
         rows_N: the row of each id among those of all buckets; ids of other slots are at the end.
         offsets_B1: where bags begin among these, int32; those of other slots are at the end.
-        weights_N: of the ids, float32; None if all count once.
         row_ids: which of the ids a row has, for the way back.
-        batch: bags of each slot.
+        batch: bags of each slot, or the most that any has.
+        side_by_side: whether the bags of a sample are in one line of the output; not so if the
+            batch size varies by slot.
     """
 
     columns: SlotColumns
     rows_N: torch.Tensor
     offsets_B1: torch.Tensor
-    weights_N: torch.Tensor | None
     row_ids: RowIds
     batch: int
+    side_by_side: bool
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for tensor in (self.rows_N, self.offsets_B1, self.weights_N, *self.row_ids):
-            if tensor is not None:
-                tensor.record_stream(stream)
+        for tensor in (self.rows_N, self.offsets_B1, self.columns.slots_S3, *self.row_ids):
+            tensor.record_stream(stream)

@@ -139,11 +139,17 @@ class FusedEmbeddingSharding(
     def counted_on_device(self) -> bool:
         """Whether the ids of a batch need not be counted on the host, where there are kernels.
 
-        They must be for sequences, learned weights and bags that owners pool, and where a hot row
-        is not found by a hash table.
+        They must be where a hot row is not found by a hash table.
         """
-        one_kind = self._pooled and self.settings.processed is None and not self._bag_layout.buckets
-        return one_kind and (self._hot is None or native.available())
+        return self._hot is None or native.available()
+
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether features may be in another order than slots, where ids are not counted.
+
+        Sequences, learned weights and bags that owners pool go by the order of slots.
+        """
+        return self._pooled and self.settings.processed is None and not self._bag_layout.buckets
 
     @cached_property
     def lookup(self) -> FusedLookup:

@@ -1,5 +1,6 @@
 """What our own kernels compute: values of the C++ operators, in the shapes of the device."""
 
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -69,15 +70,34 @@ def number_batch_rows(
     return keys_U, rows_N, counts_P, bad, *row_ids
 
 
-def _bag_matrix(
-    slot: int, mean: int, batch: int, offsets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns positions of a slot's ids, the sample of each, and what samples are divided by."""
-    bounds = offsets[slot * batch : (slot + 1) * batch + 1].long()
-    at = torch.arange(int(bounds[0]), int(bounds[-1]))
-    lengths = bounds.diff()
-    divisor = lengths.clamp(min=1) if mean else torch.ones_like(lengths)
-    return at, torch.arange(batch).repeat_interleave(lengths), divisor[:, None].float()
+def _bags_of_slots(
+    slots: torch.Tensor, offsets: torch.Tensor, batch: int, lines: torch.Tensor
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yields for each slot dimension, positions of its ids, the sample of each, divisors, columns.
+
+    Columns are a view of ``lines``, a line for each sample.
+    """
+    for slot, (dim, column, mean, *varies) in enumerate(slots.tolist()):
+        first, bags = varies or (slot * batch, batch)
+        bounds = offsets[first : first + bags + 1].long()
+        at = torch.arange(int(bounds[0]), int(bounds[-1]))
+        lengths = bounds.diff()
+        divisor = lengths.clamp(min=1) if mean else torch.ones_like(lengths)
+        columns = (
+            lines.view(-1)[column : column + bags * dim].view(bags, dim)
+            if varies
+            else lines[:, column : column + dim]
+        )
+        sample = torch.arange(bags).repeat_interleave(lengths)
+        yield dim, at, sample, divisor[:, None].float(), columns
+
+
+def _places_of(
+    rows: torch.Tensor, at: torch.Tensor, addresses: torch.Tensor | None, dim: int
+) -> torch.Tensor:
+    row = rows[at].long()
+    begin = row * dim if addresses is None else addresses[row]
+    return begin[:, None] + torch.arange(dim)
 
 
 @oracle("fusedrec::slot_bag_sums")
@@ -89,17 +109,15 @@ def slot_bag_sums(
     rows: torch.Tensor,
     offsets: torch.Tensor,
     weights: torch.Tensor | None,
+    batch: int,
     out: torch.Tensor,
 ) -> None:
-    for slot, (dim, column, mean) in enumerate(slots.tolist()):
-        at, sample, divisor = _bag_matrix(slot, mean, out.size(0), offsets)
-        row = rows[at].long()
-        begin = row * dim if addresses is None else addresses[row]
-        values = flat[begin[:, None] + torch.arange(dim)].float()
+    for dim, at, sample, divisor, columns in _bags_of_slots(slots, offsets, batch, out):
+        values = flat[_places_of(rows, at, addresses, dim)].float()
         if weights is not None:
             values = values * weights[at][:, None]
-        sums = torch.zeros(out.size(0), dim).index_add_(0, sample, values)
-        out[:, column : column + dim] = (sums / divisor).to(out.dtype)
+        sums = torch.zeros(columns.shape).index_add_(0, sample, values)
+        columns.copy_(sums / divisor)
 
 
 @oracle("fusedrec::slot_row_sums")
@@ -114,27 +132,112 @@ def slot_row_sums(
     ranks: torch.Tensor,
     segments: torch.Tensor,
     cursors: torch.Tensor,
+    batch: int,
+    bags: int,
     num_rows: int,
     scale: float,
     out: torch.Tensor,
 ) -> None:
     """Rows of slots are overwritten, and no others."""
-    of_slots = []
-    for slot, (dim, _, mean) in enumerate(slots.tolist()):
-        at, sample, divisor = _bag_matrix(slot, mean, gradient.size(0), offsets)
-        row = rows[at].long()
-        assert not row.numel() or int(row.max()) < num_rows
-        begin = row * dim if addresses is None else addresses[row]
-        out[begin[:, None] + torch.arange(dim)] = 0.0
-        of_slots.append((at, sample, divisor, begin))
-    for (dim, column, _), (at, sample, divisor, begin) in zip(
-        slots.tolist(), of_slots, strict=True
-    ):
-        values = (gradient[:, column : column + dim].float() * scale / divisor)[sample]
+    of_slots = list(_bags_of_slots(slots, offsets, batch, gradient))
+    assert bags == sum(len(columns) for *_, columns in of_slots)
+    for dim, at, _, _, _ in of_slots:
+        assert not at.numel() or int(rows[at].max()) < num_rows
+        out[_places_of(rows, at, addresses, dim)] = 0.0
+    for dim, at, sample, divisor, columns in of_slots:
+        values = (columns.float() * scale / divisor)[sample]
         if weights is not None:
             values = values * weights[at][:, None]
-        places = begin[:, None] + torch.arange(dim)
+        places = _places_of(rows, at, addresses, dim)
         out.index_put_((places.flatten(),), values.flatten(), accumulate=True)
+
+
+@oracle("fusedrec::slot_weight_sums")
+def slot_weight_sums(
+    gradient: torch.Tensor,
+    flat: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    offsets: torch.Tensor,
+    batch: int,
+    out: torch.Tensor,
+) -> None:
+    for dim, at, sample, divisor, columns in _bags_of_slots(slots, offsets, batch, gradient):
+        values = flat[_places_of(rows, at, addresses, dim)].float()
+        out[at] = (values * (columns.float() / divisor)[sample]).sum(1)
+
+
+def _positions(
+    slots: torch.Tensor, offsets: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields for each slot the positions of its ids in the batch, and the places of weights."""
+    for first, bags, start, _ in slots.tolist():
+        bounds = offsets[first : first + bags + 1].long()
+        at = torch.arange(int(bounds[0]), int(bounds[-1]))
+        yield at, start + at - bounds[:-1].repeat_interleave(bounds.diff())
+
+
+@oracle("fusedrec::position_weights")
+def position_weights(
+    weights: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor, batch: int, ids: int
+) -> torch.Tensor:
+    out = torch.full((ids,), float("nan"))
+    for at, places in _positions(slots, offsets):
+        out[at] = weights[places]
+    return out
+
+
+@oracle("fusedrec::position_sums")
+def position_sums(
+    gradient: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+    batch: int,
+    out: torch.Tensor,
+) -> None:
+    for at, places in _positions(slots, offsets):
+        out.index_put_((places,), gradient[at], accumulate=True)
+
+
+@oracle("fusedrec::take_slots")
+def take_slots(
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    offsets: torch.Tensor,
+    places: torch.Tensor,
+    bags: int,
+    room: int,
+) -> tuple[torch.Tensor, ...]:
+    """Behind the last id are numbers that nobody may look at."""
+    bounds = offsets.long().clamp(0, ids.numel())
+    own, ends = [], places[0].tolist()
+    for begin, end, first in zip([0, *ends], ends, places[1].tolist(), strict=False):
+        own.append(torch.arange(first, first + end - begin))
+    bag_B = torch.cat(own)
+    lengths = (bounds[1:] - bounds[:-1])[bag_B].clamp(min=0)
+    starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    total = int(starts[-1])
+    at = bounds[bag_B].repeat_interleave(lengths) + torch.arange(total)
+    at -= starts[:-1].repeat_interleave(lengths)
+    out = torch.full((room,), -(1 << 30), dtype=ids.dtype)
+    out[:total] = ids[at][:room]
+    out_weights = torch.empty(0)
+    if weights is not None:
+        out_weights = torch.full((room,), float("nan"), dtype=weights.dtype)
+        out_weights[:total] = weights[at][:room]
+    return out, out_weights, lengths.int(), starts.int()
+
+
+@oracle("fusedrec::hash_slots")
+def hash_slots(
+    ids: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, salts: torch.Tensor
+) -> torch.Tensor:
+    slot = torch.searchsorted(ends.long().cummax(0)[0], torch.arange(ids.numel()), right=True)
+    slot = slot.clamp(max=rows.numel() - 1)
+    hashed = hash_ids(ids, salts[slot, 1], rows[slot])
+    return torch.where(salts[slot, 0] != 0, hashed, ids.long())
 
 
 @oracle("fusedrec::number_rows")
@@ -154,7 +257,7 @@ def number_rows(**arguments: Any) -> Any:
 @oracle("fusedrec::ask_bags")
 def ask_bags(
     ids: torch.Tensor,
-    lengths: torch.Tensor,
+    starts: torch.Tensor,
     weights: torch.Tensor | None,
     places: torch.Tensor,
     cells: int,
@@ -173,14 +276,15 @@ def ask_bags(
     counts = torch.zeros(2 * buckets, ranks, dtype=torch.int64)
     cells_C, sums = torch.zeros(cells, dtype=torch.int32), torch.zeros(cells + 1).long()
     divisor = torch.ones(0 if means is None else cells)
-    starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0).int()])
     looks = torch.ones(slots, dtype=torch.bool)
+    lengths, of_slots = starts.diff(), slice(int(starts[0]), int(starts[-1]))
+    ids, weights = ids[of_slots], None if weights is None else weights[of_slots]
     try:
         number_B = torch.ops.fusedrec.distinct_bags(
             ids, lengths, weights, bags, tables, looks, 0.0
         )[0].long()
     except RuntimeError:  # of lengths that are wrong: a kernel overruns nothing, and goes on
-        return counts, cells_C, divisor, sums, starts, torch.tensor(False)
+        return counts, cells_C, divisor, sums, torch.tensor(False)
     slot_B = torch.arange(slots).repeat_interleave(torch.tensor(bags))
     slot_N = slot_B.repeat_interleave(lengths)
     bad = ((ids < 0) | (ids >= rows[slot_N])).any()
@@ -214,7 +318,7 @@ def ask_bags(
             cells_C[to] = ((sums[cell] >> 32) - (sums[begin] >> 32)).int()
             if means is not None and means[s]:
                 divisor[to] = lengths[own].clamp(min=1).float()
-    return counts, cells_C, divisor, sums, starts, bad
+    return counts, cells_C, divisor, sums, bad
 
 
 def _split_places(
@@ -251,6 +355,8 @@ def pack_units(
     if row_counts is not None:
         begins = [a + b for a, b in zip(begins, row_counts.sum(0).tolist(), strict=False)]
     bag_U, row_U = bag_C[is_unit].int(), row_C[is_unit].int()
+    own = slice(int(starts[0]), int(starts[-1]))
+    ids, weights = ids[own], None if weights is None else weights[own]
     try:
         return torch.ops.fusedrec.pack_bags(
             ids, starts.diff(), weights, bag_U, row_U,

@@ -5,11 +5,14 @@ the device already.  When a step asks for less than its budget, lower the budget
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 import fusedrec_torchrec as fr
 from tests.case import Case, Table, batch, local_device, sharded
@@ -49,7 +52,7 @@ SHARDINGS: dict[str, Budget] = {
 DCT = fr.CodecOptions(type="dct")
 # On top of fused_row_wise with one dimension.
 SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
-    "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(41, 2, 1, 3)),
+    "fused_table_wise": ({"sharding": "fused_table_wise"}, Budget(40, 1, 0, 3)),
     "hot rows": ({"hot": fr.HotOptions()}, Budget(39, 1, 0, 4)),
     "hot rows, hot_batches": ({"hot": fr.HotOptions(hot_batches=True)}, Budget(40, 2, 0, 5)),
     "hot rows, sync_every 2, a sync": ({"hot": fr.HotOptions(sync_every=2)}, Budget(42, 2, 0, 6)),
@@ -64,6 +67,57 @@ SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
     "2D, gradients": ({"grid": "gradients"}, Budget(38, 1, 0, 6)),
     "2D, weights, a sync": ({"grid": "weights"}, Budget(45, 2, 0, 6)),
 }
+# Other modules, tables and batches: see ``case_of_kind``.
+KINDS: dict[str, tuple[dict[str, Any], Budget]] = {
+    "fused_table_wise": ({"shardings": ["fused_table_wise"]}, Budget(80, 1, 0, 3)),
+    "fused_column_wise": ({"shardings": ["fused_column_wise"]}, Budget(120, 1, 0, 3)),
+    "fused_row_wise and fused_table_wise": (
+        {"shardings": ["fused_row_wise", "fused_table_wise"]},
+        Budget(82, 1, 0, 3),
+    ),
+    "features of two tables": ({"shared": True}, Budget(96, 1, 0, 3)),
+    "features of no table": ({"extra": True}, Budget(97, 1, 0, 3)),
+    # The copies are FBGEMM's, which TorchRec asks to put samples together.
+    "variable batches": ({"vbe": True}, Budget(126, 1, 4, 3)),
+    "learned position weights": ({"kind": "fp_ebc"}, Budget(114, 1, 0, 3)),
+    "sequences": ({"kind": "ec"}, Budget(37, 1, 0, 3)),
+    "sequences, features of two tables": ({"kind": "ec", "shared": True}, Budget(42, 1, 0, 3)),
+    "sequences, variable batches": ({"kind": "ec", "vbe": True}, Budget(60, 1, 0, 3)),
+    "beside table_wise": (
+        {"shardings": ["fused_row_wise", "table_wise"]},
+        Budget(93, 7, 6, 8),
+    ),
+}
+
+
+def case_of_kind(
+    shardings: tuple[str, ...] = ("fused_row_wise",),
+    kind: str = "ebc",
+    vbe: bool = False,
+    shared: bool = False,
+    extra: bool = False,
+) -> tuple[Case, Case]:
+    """Returns a case, and one whose batches it gets.
+
+    Args:
+        shardings: of its tables, by turns.
+        kind: of its module.
+        vbe: whether the batch size varies by feature.
+        shared: whether the last table has the feature of the first one.
+        extra: whether batches have a feature that no table wants.
+    """
+    case = replace(case_of(MIXED, "fused_row_wise"), kind=kind, vbe=vbe)
+    tables = [
+        replace(
+            table, sharding=shardings[i % len(shardings)], dim=16 if kind == "ec" else table.dim
+        )
+        for i, table in enumerate(case.tables)
+    ]
+    if shared:
+        tables[-1] = replace(tables[-1], features=tuple(tables[0].feature_names))
+    case = replace(case, tables=tuple(tables))
+    others = (Table("other", 1000),) if extra else ()
+    return case, replace(case, tables=(*others, *tables))
 
 
 def case_of(workload: str, sharding: str, hot: bool = False, grid: Any = None) -> Case:
@@ -89,26 +143,41 @@ def case_of(workload: str, sharding: str, hot: bool = False, grid: Any = None) -
 
 
 def count_step(
-    case: Case, hot: fr.HotOptions | None = None, codec: fr.CodecOptions | None = None
+    case: Case,
+    hot: fr.HotOptions | None = None,
+    codec: fr.CodecOptions | None = None,
+    batches: Case | None = None,
 ) -> tuple[Budget, dict[str, int]]:
     """Counts the last step of a few; also where it waits for the device."""
     codecs = None if codec is None else fr.Codecs(forward=codec)
-    model = sharded(case, fr.ExchangeOptions(codecs=codecs), hot)
+    options = fr.ExchangeOptions(
+        codecs=codecs, extra_features="error" if batches is None else "ignore"
+    )
+    model = sharded(case, options, hot)
     module: Any = model._dmp_wrapped_module
     while not hasattr(module, "sparse"):
         module = module.module
-    gradient = None
     for step in range(STEPS):
-        features = batch(case, step, dist.get_rank()).to(local_device(case))
-        with counted() as counts:
-            pooled = module.sparse(features).values()
-            if gradient is None:
-                gradient = torch.ones_like(pooled)
-            pooled.backward(gradient)
+        features = batch(batches or case, step, dist.get_rank()).to(local_device(case))
+        with counted() as forward:
+            outputs = values_of(module.sparse(features))
+        gradients = [torch.ones_like(output) for output in outputs]
+        with counted() as backward:
+            torch.autograd.backward(outputs, gradients)
             if case.grid is not None:
                 model.sync()
-    numbers = Budget(counts.kernels, counts.syncs, counts.pageable_copies, counts.collectives)
-    return numbers, dict(counts.sync_places)
+        module.zero_grad()
+    both = (forward, backward)
+    numbers = Budget(*(sum(getattr(counts, what) for counts in both) for what in Budget._fields))
+    return numbers, dict(forward.sync_places + backward.sync_places)
+
+
+def values_of(output: Any) -> list[torch.Tensor]:
+    """Returns the values of pooled embeddings, or those of all sequences."""
+    output = output.wait() if isinstance(output, LazyAwaitable) else output
+    if isinstance(output, KeyedTensor):
+        return [output.values()]
+    return [sequence.values() for sequence in output.values()]
 
 
 def judge(
@@ -152,3 +221,15 @@ def test_settings_stay_within_their_budgets(
         steps[name] = gpu_cluster.run(count_step, case, given.get("hot"), given.get("codec"))[0]
     budgets = {name: budget for name, (_, budget) in SETTINGS.items()}
     judge(f"26 tables, {SIMPLE}", steps, budgets, capsys)
+
+
+def test_other_modules_tables_and_batches_stay_within_their_budgets(
+    gpu_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {}
+    for name, (given, _) in KINDS.items():
+        case, batches = case_of_kind(**given)
+        steps[name] = gpu_cluster.run(count_step, case, None, None, batches)[0]
+    judge(
+        f"26 tables, {MIXED}", steps, {name: budget for name, (_, budget) in KINDS.items()}, capsys
+    )

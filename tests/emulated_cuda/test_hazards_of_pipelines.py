@@ -10,6 +10,7 @@ import fusedrec_torchrec as fr
 from tests.case import Case, Table, local_device
 from tests.cluster import Cluster
 from tests.emulated_cuda import is_emulated
+from tests.sharding.modules.test_owner_pooling import SHARED_FEATURES, only
 from tests.sharding.modules.test_pipelines import batches, build, pipelined, plain_loop
 
 pytestmark = [
@@ -18,6 +19,9 @@ pytestmark = [
 ]
 
 TABLES = (Table("a", 500, dim=8, pooling="mean"), Table("b", 330, dim=16), Table("c", 70, dim=8))
+SHARED = tuple(
+    dataclasses.replace(t, pooling="sum") for t in only("fused_row_wise", SHARED_FEATURES)
+)
 PREFETCHING = "PrefetchTrainPipelineSparseDist"
 NAMES = (
     "plain loop",
@@ -41,8 +45,14 @@ HOT = {
 # the prefetch of the next one writes others: rows of a batch under way are locked, so that no other
 # row takes their places, and a row that leaves is of no batch under way.  What is compared here are
 # whole tensors.  Backward and prefetch do wait for each other.
+#
+# Of torch's DistributedDataParallel, around feature processors: when it is made, it compares and
+# sends parameters in C++, and waits for that there, which nobody sees here.
+MADE = "torchrec/distributed/model_parallel.py"
 EXPLAINED = (
     ("writes fbgemm::lru_cache_populate", "reads fbgemm::split_embedding_codegen_forward"),
+    (f"reads aten::_local_scalar_dense on stream default ({MADE}", "writes c10d::allgather_"),
+    (f"reads aten::copy_ on stream default ({MADE}", "writes c10d::broadcast_"),
 )
 
 
@@ -105,4 +115,28 @@ def _is_explained(report: str) -> bool:
 def test_streams_wait_for_each_other(gpu_cluster: Cluster, name: str, hot: str) -> None:
     for streams, reports in gpu_cluster.run(looked_at, case_of(name, hot), name):
         assert streams > 1  # the default one, and that of collectives
+        assert not reports, "\n".join(reports)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "sequences": {"kind": "ec", "tables": SHARED, "same_dim": True},
+    "sequences, variable batches": {"kind": "ec", "tables": SHARED, "same_dim": True, "vbe": True},
+    "learned position weights": {"kind": "fp_ebc", "tables": SHARED},
+    "tables that owners pool": {"tables": SHARED_FEATURES},
+    "variable batches": {"tables": SHARED_FEATURES, "vbe": True},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", ["TrainPipelineSparseDist", "TrainPipelineSemiSync"])
+def test_streams_wait_for_counts_and_copies_of_ids(
+    gpu_cluster: Cluster, name: str, other: str
+) -> None:
+    """Where a batch is put into the order of slots, and where its counts come with the headers."""
+    given = dict(OTHERS[other])
+    if given.pop("same_dim", False):
+        given["tables"] = tuple(dataclasses.replace(t, dim=8) for t in given["tables"])
+    case = dataclasses.replace(case_of(name, "cold"), **given)
+    for streams, reports in gpu_cluster.run(looked_at, case, name):
+        assert streams > 1
         assert not reports, "\n".join(reports)

@@ -10,6 +10,7 @@ and compile them.  docs/gpu.md says what that does and does not show.
 Files, in the order of the data path:
 
 - ``checks``: lengths of bags that do not fit the ids;
+- ``slots``: a batch slot after slot, whatever its features, and raw ids to rows;
 - ``segments``: how ids are put in order by row;
 - ``row_numbers``: ids to keys, unique keys, the row of each id, and how many ids a row has;
 - ``bags``: distinct bags, and what owners that pool are asked for;
@@ -19,6 +20,7 @@ Files, in the order of the data path:
 - ``slot_sums``: rows to sums of bags, for all slots of a batch;
 - ``row_gradients``: gradients of these bags to sums of rows;
 - ``sums``: both for the bags of one bucket, in any order;
+- ``positions``: weights of ids by their positions in bags, and gradients of these weights;
 - ``replica_sums``: gradients of the places of a replica, from all ranks;
 - ``touched``: rows that replicas have used, their union, and the means that they get;
 - ``traffic``: bytes that each of them reads and writes, counted from shapes.
@@ -48,9 +50,12 @@ SCHEMAS = {
     "-> (Tensor, Tensor, Tensor[], Tensor, Tensor)",
     "pack_rows": "(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
     "Tensor(a!) words) -> ()",
-    "ask_bags": "(Tensor ids, Tensor lengths, Tensor? weights, Tensor places, int cells, "
+    "take_slots": "(Tensor ids, Tensor? weights, Tensor offsets, Tensor places, int bags, "
+    "int room) -> (Tensor, Tensor, Tensor, Tensor)",
+    "hash_slots": "(Tensor ids, Tensor ends, Tensor rows, Tensor salts) -> Tensor",
+    "ask_bags": "(Tensor ids, Tensor starts, Tensor? weights, Tensor places, int cells, "
     "Tensor tables, Tensor rows, Tensor? means, Tensor ends, Tensor shards, int buckets, "
-    "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "pack_units": "(Tensor ids, Tensor? weights, Tensor places, Tensor ends, Tensor shards, "
     "Tensor starts, Tensor sums, Tensor counts, Tensor? row_counts, int[] word_starts, "
     "Tensor(a!) words) -> ()",
@@ -73,10 +78,16 @@ SCHEMAS = {
     "put_entries": "(Tensor values, Tensor positions, Tensor(a!) out) -> ()",
     "row_addresses": "(Tensor like, int[] counts, int[] dims) -> Tensor",
     "slot_bag_sums": "(Tensor flat, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
-    "Tensor offsets, Tensor? weights, Tensor(a!) out) -> ()",
+    "Tensor offsets, Tensor? weights, int batch, Tensor(a!) out) -> ()",
     "slot_row_sums": "(Tensor gradient, Tensor? addresses, int[] dims, Tensor slots, Tensor rows, "
     "Tensor offsets, Tensor? weights, Tensor ranks, Tensor segments, Tensor cursors, "
-    "int num_rows, float scale, Tensor(a!) out) -> ()",
+    "int batch, int bags, int num_rows, float scale, Tensor(a!) out) -> ()",
+    "slot_weight_sums": "(Tensor gradient, Tensor flat, Tensor? addresses, int[] dims, "
+    "Tensor slots, Tensor rows, Tensor offsets, int batch, Tensor(a!) out) -> ()",
+    "position_weights": "(Tensor weights, Tensor slots, Tensor offsets, int batch, int ids) "
+    "-> Tensor",
+    "position_sums": "(Tensor gradient, Tensor slots, Tensor offsets, int batch, Tensor(a!) out) "
+    "-> ()",
     "bag_sums": "(Tensor flat, Tensor? addresses, int dim, Tensor rows, Tensor? offsets, "
     "Tensor? weights, Tensor? divisor, int width, int column, Tensor(a!) out) -> ()",
     "row_sums": "(Tensor gradient, int width, int column, Tensor rows, Tensor? offsets, "
@@ -95,6 +106,8 @@ SCHEMAS = {
 ONLY_HERE = (
     "bad_lengths",
     "number_batch_rows",
+    "take_slots",
+    "hash_slots",
     "ask_bags",
     "pack_units",
     "write_headers",
@@ -109,6 +122,9 @@ ONLY_HERE = (
     "row_addresses",
     "slot_bag_sums",
     "slot_row_sums",
+    "slot_weight_sums",
+    "position_weights",
+    "position_sums",
     "sum_replicas",
     "list_flags",
     "list_touched",
@@ -133,10 +149,12 @@ def _registered() -> bool:
         entries,
         messages,
         number_formats,
+        positions,
         replica_sums,
         row_gradients,
         row_numbers,
         slot_sums,
+        slots,
         sums,
         touched,
     )
@@ -153,6 +171,8 @@ def _registered() -> bool:
         "number_rows": row_numbers.number_rows,
         "number_batch_rows": row_numbers.number_batch_rows,
         "pack_rows": messages.pack_rows,
+        "take_slots": slots.take_slots,
+        "hash_slots": slots.hash_slots,
         "ask_bags": bags.ask_bags,
         "pack_units": bags.pack_units,
         "write_headers": messages.write_headers,
@@ -168,6 +188,9 @@ def _registered() -> bool:
         "row_addresses": sums.row_addresses,
         "slot_bag_sums": slot_sums.slot_bag_sums,
         "slot_row_sums": row_gradients.slot_row_sums,
+        "slot_weight_sums": slot_sums.slot_weight_sums,
+        "position_weights": positions.position_weights,
+        "position_sums": positions.position_sums,
         "bag_sums": sums.bag_sums,
         "row_sums": sums.row_sums,
         "sum_replicas": replica_sums.sum_replicas,

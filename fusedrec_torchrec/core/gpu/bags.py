@@ -252,7 +252,7 @@ def _pack_units(
 
 def ask_bags(
     ids_N: torch.Tensor,
-    lengths_B: torch.Tensor,
+    starts_B1: torch.Tensor,
     weights_N: torch.Tensor | None,
     places: torch.Tensor,
     cells: int,
@@ -267,9 +267,10 @@ def ask_bags(
     """Finds distinct bags, and what owners are asked for.
 
     Args:
-        ids_N: int32 or int64 ids, bag after bag.
-        lengths_B: how many each bag has, int32.
-        weights_N: their weights, float32; None if they have none.
+        ids_N: int32 or int64 ids of a batch, as rows of their tables; maybe also of other slots.
+        starts_B1: where the bags begin among them, one behind another, and where the last one
+            ends, int32.  Whatever they are, nothing is overrun.
+        weights_N: weights of the ids, float32; None if they have none.
         places: where bags of slots end; for each shard where its cells begin, and its first cell in
             the output and the step from cell to cell there; where the cells of parts begin.
         cells: how many there are.
@@ -284,20 +285,17 @@ def ask_bags(
         Units of each bucket and rank, and below them their ids; the unit of each cell, numbered in
         its bucket, in the order of the output, where the number of units stands for an empty bag;
         what each cell is divided by, without elements if nothing is; the running sum of units, in
-        the upper half, and their ids over the cells; where bags begin; and whether any id is
-        outside of its table.
+        the upper half, and their ids over the cells; and whether any id is outside of its table.
     """
-    device, bags, slots = ids_N.device, lengths_B.numel(), tables_S.numel()
+    device, bags, slots = ids_N.device, starts_B1.numel() - 1, tables_S.numel()
     bag_ends_S, runs_X, firsts_X, steps_X, part_cells_P1 = _split(
         places, slots, shards_3X.size(1), buckets * ranks
     )
     bits = max((2 * bags - 1).bit_length(), 6)
     size = 1 << bits
-    starts_words = bags // 2 + 1
-    zeros = torch.zeros(size + cells + starts_words + 2, dtype=torch.int64, device=device)
+    zeros = torch.zeros(size + cells + 2, dtype=torch.int64, device=device)
     held_H, first_H = zeros[:size].view(torch.int32).split(size)
-    sums_C1, starts_B1, flag = zeros[size:].split([cells + 1, starts_words, 1])
-    starts_B1 = starts_B1.view(torch.int32)[: bags + 1]
+    sums_C1, flag = zeros[size:].split([cells + 1, 1])
     flag = flag.view(torch.uint8)
     hash_B = torch.empty(bags, dtype=torch.int64, device=device)
     table_B, place_B = torch.empty(2, bags, dtype=torch.int32, device=device)
@@ -306,7 +304,6 @@ def ask_bags(
     counts_HW = torch.empty(2 * buckets, ranks, dtype=torch.int64, device=device)
     bits_N = None if weights_N is None else weights_N.view(torch.int32)
     steps = _steps(slots)
-    torch.cumsum(lengths_B, 0, dtype=torch.int32, out=starts_B1[1:])
     blocks = (triton.cdiv(bags, BLOCK),)
     if bags:
         ids = _ids_at_a_time(ids_N.numel(), bags)
@@ -332,7 +329,7 @@ def ask_bags(
         MEAN=means_S is not None, STEPS=steps, BLOCK=BLOCK,
     )  # fmt: skip
     bad = flag[:1].view(torch.bool)[0]
-    return counts_HW, cells_C, divisor_C, sums_C1, starts_B1, bad
+    return counts_HW, cells_C, divisor_C, sums_C1, bad
 
 
 def pack_units(
@@ -351,8 +348,8 @@ def pack_units(
     """Writes what is asked of owners, as ``pack_bags`` does; see ``exchange/bag_routing.py``.
 
     Args:
-        ids_N, weights_N, places, ends_S, shards_3X: as for ``ask_bags``.
-        starts_B1, sums_C1, counts_HW: what that has returned.
+        ids_N, weights_N, places, ends_S, shards_3X, starts_B1: as for ``ask_bags``.
+        sums_C1, counts_HW: what that has returned.
         row_counts_KO: rows of other tables, whose words come first; None if there are none.
         starts_W: where the words for each owner begin.
         words: int32.

@@ -9,7 +9,10 @@ first kernel fills these rows, and no others, with zeros.
 
 The order of the additions is left to chance: that of a row's ids, and that of its pieces.
 
-Shape suffixes: N ids, S slots, B bags (slots times samples), U rows, M places of segments.
+Slots are told as in ``slot_sums``; where the batch size varies by slot, a bag finds its own by
+bisection of the slots' first bags.
+
+Shape suffixes: N ids, S slots, B bags of all slots, U rows, M places of segments.
 """
 
 import torch
@@ -17,7 +20,7 @@ import triton
 import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, most_pieces
-from fusedrec_torchrec.core.gpu.slot_sums import _address, columns_of_program
+from fusedrec_torchrec.core.gpu.slot_sums import _address, columns_of_program, varies
 
 __all__ = ["slot_row_sums"]
 
@@ -27,11 +30,27 @@ WORKERS = 1024  # programs for pieces, at most
 
 
 @triton.jit
+def _slot_of_bag(bag, slots, batch, count, VARIABLE: tl.constexpr, STEPS: tl.constexpr):
+    """Returns where the slots of bags are told: of several with the same first bag, the last."""
+    if VARIABLE:
+        slot = bag * 0
+        for step in tl.static_range(STEPS):
+            tried = slot + (1 << (STEPS - 1 - step))
+            is_slot = tried < count
+            first = tl.load(slots + 5 * tried + 3, mask=is_slot, other=0)
+            slot = tl.where(is_slot & (first <= bag), tried, slot)
+        told = slots + 5 * slot
+    else:
+        told = slots + 3 * (bag // batch)
+    return told
+
+
+@triton.jit
 def _place_bags(
     rows, ranks, segments, offsets, slots, addresses, weights,
-    bag_of_place, weight_of_place, row_of_piece, out, bags, batch, n,
-    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, PIECE: tl.constexpr, IDS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    bag_of_place, weight_of_place, row_of_piece, out, bags, batch, count, n,
+    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, VARIABLE: tl.constexpr, STEPS: tl.constexpr,
+    PIECE: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the bag of each id to the segment of its row, and zeros to rows with pieces."""
     bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -55,7 +74,8 @@ def _place_bags(
             begins = is_long & (in_pieces % PIECE == 0)
             tl.store(row_of_piece + in_pieces // PIECE, row, mask=begins)
             is_first = is_long & (rank == 0)
-            dim = tl.load(slots + 3 * (bag // batch), mask=live, other=0)
+            slot = _slot_of_bag(bag, slots, batch, count, VARIABLE, STEPS)
+            dim = tl.load(slot, mask=live, other=0)
             address = row.to(tl.int64) * dim[:, None]
             if not PLAIN:
                 address = tl.load(addresses + row, mask=is_first, other=0)
@@ -66,16 +86,21 @@ def _place_bags(
 @triton.jit
 def _gradients(
     gradient, slots, offsets, bag_of_place, weight_of_place, at, is_id, d, dim,
-    batch, stride, scale, WEIGHTED: tl.constexpr,
+    batch, count, stride, scale,
+    WEIGHTED: tl.constexpr, VARIABLE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Returns what the bags of some places give to their rows."""
     bag = tl.load(bag_of_place + at, mask=is_id, other=0)
-    slot = slots + 3 * (bag // batch)
+    slot = _slot_of_bag(bag, slots, batch, count, VARIABLE, STEPS)
     column = tl.multiple_of(tl.load(slot + 1, mask=is_id, other=0), [4])
     is_mean = is_id & (tl.load(slot + 2, mask=is_id, other=0) > 0)
     length = tl.load(offsets + bag + 1, mask=is_mean, other=1)
     length -= tl.load(offsets + bag, mask=is_mean, other=0)
-    line = (bag % batch).to(tl.int64) * stride + column
+    if VARIABLE:
+        first = tl.load(slot + 3, mask=is_id, other=0)
+        line = (bag - first) * tl.load(slot, mask=is_id, other=0) + column
+    else:
+        line = (bag % batch).to(tl.int64) * stride + column
     is_there = is_id[:, None] & (d[None, :] < dim)
     value = tl.load(gradient + line[:, None] + d[None, :], mask=is_there, other=0.0).to(tl.float32)
     value = tl.div_rn(value * scale, length.to(tl.float32)[:, None])
@@ -87,9 +112,9 @@ def _gradients(
 @triton.jit
 def _slot_row_sums(
     gradient, slots, offsets, bag_of_place, weight_of_place, segments, row_of_piece, cursors,
-    addresses, out, rows, n, batch, stride, workers, scale,
-    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, FEW: tl.constexpr, PIECE: tl.constexpr,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    addresses, out, rows, n, batch, count, stride, workers, scale,
+    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, VARIABLE: tl.constexpr, STEPS: tl.constexpr,
+    FEW: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums up gradients, ``COLUMNS`` columns: the first programs pieces, the others whole rows."""
     d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -99,14 +124,16 @@ def _slot_row_sums(
             row = tl.load(row_of_piece + piece)
             begin = n + piece * PIECE
             end = tl.load(segments + 2 * row) + tl.load(segments + 2 * row + 1)
-            dim = tl.load(slots + 3 * (tl.load(bag_of_place + begin) // batch))
+            bag = tl.load(bag_of_place + begin)
+            dim = tl.load(_slot_of_bag(bag, slots, batch, count, VARIABLE, STEPS))
             dim = tl.multiple_of(dim.to(tl.int32), 4)
             total = tl.zeros([BLOCK, COLUMNS], tl.float32)
             for first in range(0, PIECE, BLOCK):
                 at = begin + first + tl.arange(0, BLOCK)
                 total += _gradients(
                     gradient, slots, offsets, bag_of_place, weight_of_place,
-                    at, at < tl.minimum(end, begin + PIECE), d, dim, batch, stride, scale, WEIGHTED,
+                    at, at < tl.minimum(end, begin + PIECE), d, dim,
+                    batch, count, stride, scale, WEIGHTED, VARIABLE, STEPS,
                 )  # fmt: skip
             to = row.to(tl.int64) * dim
             if not PLAIN:
@@ -116,16 +143,18 @@ def _slot_row_sums(
         row = (program - workers) * BLOCK + tl.arange(0, BLOCK)
         live = row < rows
         start = tl.load(segments + 2 * row, mask=live, other=0)
-        count = tl.load(segments + 2 * row + 1, mask=live, other=0)
-        live = live & (count <= FEW)
+        ids = tl.load(segments + 2 * row + 1, mask=live, other=0)
+        live = live & (ids <= FEW)
         bag = tl.load(bag_of_place + start, mask=live, other=0)
-        dim = tl.load(slots + 3 * (bag // batch), mask=live, other=0)
+        slot = _slot_of_bag(bag, slots, batch, count, VARIABLE, STEPS)
+        dim = tl.load(slot, mask=live, other=0)
         dim = tl.multiple_of(dim.to(tl.int32), [4])
         total = tl.zeros([BLOCK, COLUMNS], tl.float32)
-        for i in range(tl.max(tl.where(live, count, 0), 0)):
+        for i in range(tl.max(tl.where(live, ids, 0), 0)):
             total += _gradients(
                 gradient, slots, offsets, bag_of_place, weight_of_place,
-                start + i, live & (i < count), d, dim[:, None], batch, stride, scale, WEIGHTED,
+                start + i, live & (i < ids), d, dim[:, None],
+                batch, count, stride, scale, WEIGHTED, VARIABLE, STEPS,
             )  # fmt: skip
         to = _address(row, addresses, dim, PLAIN, live)
         mask = live[:, None] & (d[None, :] < dim[:, None])
@@ -143,6 +172,8 @@ def slot_row_sums(
     ranks_N: torch.Tensor,
     segments_U2: torch.Tensor,
     cursors: torch.Tensor,
+    batch: int,
+    bags: int,
     rows: int,
     scale: float,
     out: torch.Tensor,
@@ -153,14 +184,17 @@ def slot_row_sums(
         gradient: of what ``slot_bag_sums`` has written.
         addresses, dims, slots_S3, rows_N, offsets_B1, weights_N: those of ``slot_bag_sums``.
         ranks_N, segments_U2, cursors: which ids a row has, as ``number_batch_rows`` has it.
+        batch: bags of a slot, or the most that any has.
+        bags: of all slots.
         rows: how many there are; every one has an id.
         scale: that gradients are multiplied by.
         out: the sums, where the rows are; whatever is there is overwritten.
     """
-    batch, bags, ids = gradient.size(0), gradient.size(0) * slots_S3.size(0), rows_N.numel()
+    slots, ids = slots_S3.size(0), rows_N.numel()
     if not bags or not rows:
         return
     pieces, weighted = most_pieces(ids), weights_N is not None
+    variable, steps = varies(slots_S3), max((slots - 1).bit_length(), 1)
     numbers = torch.empty(ids + pieces * (PIECE + 1), dtype=torch.int32, device=rows_N.device)
     bag_M, row_of_piece = numbers.split([ids + pieces * PIECE, pieces])
     weight_M = torch.empty_like(bag_M, dtype=torch.float32) if weighted else None
@@ -168,14 +202,17 @@ def slot_row_sums(
     block = PLACED // at_a_time
     _place_bags[(triton.cdiv(bags, block),)](
         rows_N, ranks_N, segments_U2, offsets_B1, slots_S3, addresses, weights_N,
-        bag_M, weight_M, row_of_piece, out, bags, batch, ids,
-        PLAIN=addresses is None, WEIGHTED=weighted, PIECE=PIECE, IDS=at_a_time, BLOCK=block,
+        bag_M, weight_M, row_of_piece, out, bags, batch, slots, ids,
+        PLAIN=addresses is None, WEIGHTED=weighted, VARIABLE=variable, STEPS=steps,
+        PIECE=PIECE, IDS=at_a_time, BLOCK=block,
     )  # fmt: skip
     block, columns, tiles = columns_of_program(dims)
+    if variable:  # leaves room in registers for the search of slots
+        block = max(block // 2, 1)
     workers = min(pieces, WORKERS)
     _slot_row_sums[(workers + triton.cdiv(rows, block), tiles)](
         gradient, slots_S3, offsets_B1, bag_M, weight_M, segments_U2, row_of_piece, cursors,
-        addresses, out, rows, ids, batch, gradient.stride(0), workers, scale,
-        PLAIN=addresses is None, WEIGHTED=weighted, FEW=FEW, PIECE=PIECE, BLOCK=block,
-        COLUMNS=columns,
+        addresses, out, rows, ids, batch, slots, gradient.stride(0), workers, scale,
+        PLAIN=addresses is None, WEIGHTED=weighted, VARIABLE=variable, STEPS=steps,
+        FEW=FEW, PIECE=PIECE, BLOCK=block, COLUMNS=columns,
     )  # fmt: skip

@@ -4,38 +4,53 @@ A slot's bags stay where the batch has them, slot after slot, and go to the slot
 output; rows are numbered over all buckets.  So there is one launch, whatever the number of tables,
 dimensions and poolings.
 
-Shape suffixes: N ids, S slots, B bags (slots times samples), D columns of a row.
+A slot is told by its dimension, its first column in the output and whether it takes means.  Where
+the batch size varies by slot, its bags are lines of its own, one behind another: then also by its
+first bag and its number of bags, and its first column is that of the whole output in one line.
+
+Shape suffixes: N ids, S slots, B bags of all slots, D columns of a row.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["columns_of_program", "slot_bag_sums"]
+__all__ = ["columns_of_program", "slot_bag_sums", "slot_weight_sums", "varies"]
 
 ELEMENTS = 512  # of the rows that a program has in hand
+PRODUCTS = 256  # of gradients and rows that a program has in hand
 MOST_BAGS = 16  # of a program: with more, registers are spilled
 MIXED_COLUMNS = 32  # of a program if dimensions differ: a cache line
+FIELDS, VARIABLE_FIELDS = 3, 5  # numbers that tell a slot
 
 
 @triton.jit
-def _bags_of(slots, offsets, batch, first_column, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+def _bags_of(
+    slots, offsets, batch, stride, first_column,
+    VARIABLE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Returns the bags of a program, ``BLOCK`` samples of the slot ``program_id(1)``.
 
     They have no ids if the slot has no such columns.
     """
-    slot = slots + 3 * tl.program_id(1)
+    slot = slots + tl.program_id(1) * (5 if VARIABLE else 3)
     dim = tl.multiple_of(tl.load(slot), 4)
     column = tl.multiple_of(tl.load(slot + 1), 4)
     sample = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = (sample < batch) & (first_column < dim)
-    bag = tl.program_id(1).to(tl.int64) * batch + sample
+    if VARIABLE:
+        bag = tl.load(slot + 3) + sample
+        live = (sample < tl.load(slot + 4)) & (first_column < dim)
+        line = sample * dim
+    else:
+        bag = tl.program_id(1).to(tl.int64) * batch + sample
+        live = (sample < batch) & (first_column < dim)
+        line = sample * stride
     begin = tl.load(offsets + bag, mask=live, other=0).to(tl.int32)
     length = tl.load(offsets + bag + 1, mask=live, other=0).to(tl.int32) - begin
     divisor = tl.where(tl.load(slot + 2) > 0, tl.maximum(length, 1), 1).to(tl.float32)
     d = first_column + tl.arange(0, COLUMNS)
     is_there = live[:, None] & (d[None, :] < dim)
-    return sample, column + d, d, dim, is_there, begin, length, divisor
+    return line, column + d, d, dim, is_there, begin, length, divisor
 
 
 @triton.jit
@@ -50,11 +65,12 @@ def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
 @triton.jit
 def _slot_bag_sums(
     flat, addresses, slots, rows, offsets, weights, out, batch, stride,
-    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+    PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, VARIABLE: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums up the rows of some bags of a slot, ``COLUMNS`` of their columns."""
-    sample, to, d, dim, is_there, begin, length, divisor = _bags_of(
-        slots, offsets, batch, tl.program_id(2) * COLUMNS, BLOCK, COLUMNS
+    line, to, d, dim, is_there, begin, length, divisor = _bags_of(
+        slots, offsets, batch, stride, tl.program_id(2) * COLUMNS, VARIABLE, BLOCK, COLUMNS
     )
     total = tl.zeros([BLOCK, COLUMNS], tl.float32)
     for i in range(tl.max(length, 0)):
@@ -68,8 +84,33 @@ def _slot_bag_sums(
             values *= tl.load(weights + begin + i, mask=is_id, other=0.0)[:, None]
         total += values
     total = tl.div_rn(total, divisor[:, None])
-    line = sample[:, None] * stride
-    tl.store(out + line + to[None, :], total.to(out.dtype.element_ty), mask=is_there)
+    tl.store(out + line[:, None] + to[None, :], total.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _slot_weight_sums(
+    gradient, flat, addresses, slots, rows, offsets, out, batch, stride,
+    PLAIN: tl.constexpr, VARIABLE: tl.constexpr, TILES: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Multiplies the gradients of some bags of a slot with their rows: gradients of weights."""
+    line, from_, d, dim, _, begin, length, divisor = _bags_of(
+        slots, offsets, batch, stride, 0, VARIABLE, BLOCK, COLUMNS
+    )
+    for i in range(tl.max(length, 0)):
+        is_id = i < length
+        row = tl.load(rows + begin + i, mask=is_id, other=0)
+        at = _address(row, addresses, dim, PLAIN, is_id)
+        total = tl.zeros([BLOCK], tl.float32)
+        for tile in range(TILES):
+            first = tile * COLUMNS
+            is_value = is_id[:, None] & (first + d[None, :] < dim)
+            from_row = first + at[:, None] + d[None, :]
+            from_line = first + line[:, None] + from_[None, :]
+            values = tl.load(flat + from_row, mask=is_value, other=0.0).to(tl.float32)
+            values *= tl.load(gradient + from_line, mask=is_value, other=0.0).to(tl.float32)
+            total += tl.sum(values, 1)
+        tl.store(out + begin + i, tl.div_rn(total, divisor), mask=is_id)
 
 
 def columns_of_program(dims: list[int]) -> tuple[int, int, int]:
@@ -90,6 +131,7 @@ def slot_bag_sums(
     rows_N: torch.Tensor,
     offsets_B1: torch.Tensor,
     weights_N: torch.Tensor | None,
+    batch: int,
     out: torch.Tensor,
 ) -> None:
     """Sums up rows of bags, and writes them to the columns of their slots.
@@ -98,17 +140,56 @@ def slot_bag_sums(
         flat: the rows.
         addresses: where each begins; None if they lie one after another.
         dims: of the buckets that slots are of.
-        slots_S3: for each slot its dimension, its first column, and whether it takes means.
+        slots_S3: for each slot its dimension, its first column, and whether it takes means; if the
+            batch size varies also its first bag and how many it has.
         rows_N: the row of each id, slot after slot.
         offsets_B1: where bags begin among these.
         weights_N: of the ids; None if all count once.
-        out: a line for each sample.
+        batch: bags of a slot, or the most that any has.
+        out: a line for each sample; if the batch size varies, one line.
     """
-    batch, slots = out.size(0), slots_S3.size(0)
+    slots = slots_S3.size(0)
     if not batch or not slots:
         return
     block, columns, tiles = columns_of_program(dims)
     _slot_bag_sums[(triton.cdiv(batch, block), slots, tiles)](
         flat, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch, out.stride(0),
-        PLAIN=addresses is None, WEIGHTED=weights_N is not None, BLOCK=block, COLUMNS=columns,
+        PLAIN=addresses is None, WEIGHTED=weights_N is not None, VARIABLE=varies(slots_S3),
+        BLOCK=block, COLUMNS=columns,
     )  # fmt: skip
+
+
+def slot_weight_sums(
+    gradient: torch.Tensor,
+    flat: torch.Tensor,
+    addresses: torch.Tensor | None,
+    dims: list[int],
+    slots_S3: torch.Tensor,
+    rows_N: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    batch: int,
+    out_N: torch.Tensor,
+) -> None:
+    """Writes gradients of the weights of ids; those of ids that no bag has are left alone.
+
+    Args:
+        gradient: of what ``slot_bag_sums`` has written.
+        out_N: float32, for each id.
+
+    The others are those of ``slot_bag_sums``.
+    """
+    slots = slots_S3.size(0)
+    if not batch or not slots or not out_N.numel():
+        return
+    columns = min(triton.next_power_of_2(max(dims)), MIXED_COLUMNS)
+    block = min(PRODUCTS // columns, MOST_BAGS)
+    _slot_weight_sums[(triton.cdiv(batch, block), slots)](
+        gradient, flat, addresses, slots_S3, rows_N, offsets_B1, out_N, batch, gradient.stride(0),
+        PLAIN=addresses is None, VARIABLE=varies(slots_S3),
+        TILES=triton.cdiv(max(dims), columns), BLOCK=block, COLUMNS=columns,
+    )  # fmt: skip
+
+
+def varies(slots: torch.Tensor) -> bool:
+    """Tells whether slots are those of a batch whose size varies by slot."""
+    return slots.size(1) == VARIABLE_FIELDS

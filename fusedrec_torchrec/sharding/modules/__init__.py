@@ -12,6 +12,7 @@
 ``embedding_bag``      EmbeddingBagCollection
 ``dense_sequences``    data-parallel tables of an EmbeddingCollection on CPU
 ``embedding``          EmbeddingCollection
+``position_weights``   learned weights of positions, for all features at once
 ``feature_processed``  FeatureProcessedEmbeddingBagCollection
 =====================  ==========================================================
 

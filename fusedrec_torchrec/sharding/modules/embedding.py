@@ -9,8 +9,13 @@ from torchrec.distributed.embedding import (
     EmbeddingCollectionContext,
     ShardedEmbeddingCollection,
 )
-from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embedding_sharding import (
+    EmbeddingSharding,
+    EmbeddingShardingInfo,
+    KJTListSplitsAwaitable,
+)
 from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -25,8 +30,14 @@ from fusedrec_torchrec.compat.empty_batches import splits_nothing
 from fusedrec_torchrec.compat.id_group import ids_apart
 from fusedrec_torchrec.compat.inference_mode import outside_inference_mode
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
+from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes
-from fusedrec_torchrec.exchange.variable_batch import expand_sequences
+from fusedrec_torchrec.exchange.slot_bags import are_counted_on_device
+from fusedrec_torchrec.exchange.variable_batch import (
+    SequencePicks,
+    count_sequences,
+    expand_sequences,
+)
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.dense_sequences import CpuDpSequenceEmbeddingSharding
 from fusedrec_torchrec.sharding.modules.end_of_data import StockStandIn
@@ -145,12 +156,29 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> Awaitable[Awaitable[KJTList]]:
         assert self.fused is not None
         with self.fused.input_dist(self._input_dists).noting(notes), splits_nothing(batch):
-            awaitable = super().input_dist(ctx, batch)
+            awaitable = self._send(ctx, batch)
         context = self.fused.context_of(awaitable)
         ctx.sharding_contexts[self.fused.index] = context
         if ctx.seq_vbe_ctx:
             expand_sequences(context, ctx.seq_vbe_ctx[self.fused.index], self.fused.layout.buckets)
+        elif batch.variable_stride_per_key():
+            context.picks = SequencePicks(batch, self._need_indices)
         return awaitable
+
+    def _send(
+        self, ctx: EmbeddingCollectionContext, batch: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Starts the input dists of all shardings.
+
+        TorchRec splits the batch among them, for which it counts ids on the host.  If all tables
+        are fused, there is nothing to split.
+        """
+        if len(self._input_dists) > 1 or not are_counted_on_device(batch):
+            return super().input_dist(ctx, batch)
+        with torch.no_grad():
+            awaitables = [self._input_dists[0](batch)]
+        ctx.sharding_contexts.append(SequenceShardingContext(features_before_input_dist=batch))
+        return KJTListSplitsAwaitable(awaitables, ctx, self._module_fqn, self._sharding_types)
 
     @outside_inference_mode
     def output_dist(
@@ -160,17 +188,23 @@ class FusedShardedEmbeddingCollection(ShardedEmbeddingCollection):
         sequences = self._finished(ctx, super().output_dist(ctx, output))
         return self._ahead.watch_output(sequences)
 
-    def compute(self, ctx: EmbeddingCollectionContext, dist_input: KJTList) -> list[torch.Tensor]:
+    def _take_context(self, ctx: EmbeddingCollectionContext, received: KJTList) -> None:
+        """Makes the context that of the batch which has arrived, with all its counts."""
         if self.fused is not None:
-            self.fused.take_context(ctx.sharding_contexts, dist_input)
+            self.fused.take_context(ctx.sharding_contexts, received)
+            context = ctx.sharding_contexts[self.fused.index]
+            assert isinstance(context, FusedShardingContext)
+            count_sequences(context, self.fused.layout.buckets)
+
+    def compute(self, ctx: EmbeddingCollectionContext, dist_input: KJTList) -> list[torch.Tensor]:
+        self._take_context(ctx, dist_input)
         return super().compute(ctx, dist_input)
 
     @outside_inference_mode
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        if self.fused is not None:
-            self.fused.take_context(ctx.sharding_contexts, input)
+        self._take_context(ctx, input)
         self._ahead.used(self)
         sequences = self._finished(ctx, super().compute_and_output_dist(ctx, input))
         return self._ahead.watch_output(sequences)

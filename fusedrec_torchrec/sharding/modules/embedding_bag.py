@@ -149,6 +149,11 @@ class FusedShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         with ids_apart(stock, self._device or torch.device("cpu")):
             super()._create_input_dist(*args, **kwargs)
 
+    @property
+    def only_fused(self) -> bool:
+        """Whether all tables are fused."""
+        return self.fused is not None and len(self._embedding_shardings) == 1
+
     def plain_call(self) -> AbstractContextManager[None]:
         """Surrounds a call of the module in the plain way, by itself or through one around it."""
         return self._ahead.call(self)

@@ -1,5 +1,6 @@
 """``ShardedFeatureProcessedEmbeddingBagCollection`` with fused tables."""
 
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torchrec.modules.fp_embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from fusedrec_torchrec.compat.feature_processors import position_limits
+from fusedrec_torchrec.compat.feature_processors import position_limits, position_weights
 from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.sharding.module_settings import ProcessedFeatures
 from fusedrec_torchrec.sharding.modules.embedding_bag import FusedShardedEmbeddingBagCollection
+from fusedrec_torchrec.sharding.modules.position_weights import PositionWeights
 
 __all__ = ["FusedShardedFeatureProcessedEmbeddingBagCollection", "processed_features_of"]
 
@@ -41,6 +43,30 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
     """
 
     _embedding_bag_collection: FusedShardedEmbeddingBagCollection
+
+    @cached_property
+    def _position_weights(self) -> PositionWeights | None:
+        """What kernels do in the place of the processors; None if they cannot.
+
+        Processors are where they stay when the first batch comes.
+        """
+        fused = self._embedding_bag_collection.fused
+        if fused is None or fused.layout.device.type != "cuda":
+            return None
+        names = [feature for feature, _ in fused.layout.slot_names]
+        return PositionWeights.of(partial(position_weights, self._feature_processors), names)
+
+    def add_fp_params_grad_sync_callback(
+        self, lazy_awaitable_kt: LazyAwaitable[KeyedTensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Has all processors take part in backward on all ranks, for DistributedDataParallel.
+
+        All do already if their weights are one tensor.
+        """
+        weights, bags = self._position_weights, self._embedding_bag_collection
+        if weights is not None and weights.available and bags.only_fused:
+            return lazy_awaitable_kt
+        return super().add_fp_params_grad_sync_callback(lazy_awaitable_kt)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Is called by plain loops; pipelines replace it."""
@@ -79,8 +105,13 @@ class FusedShardedFeatureProcessedEmbeddingBagCollection(
             return
         context = ctx.sharding_contexts[fused.index]
         assert isinstance(context, FusedShardingContext)
-        features = context.features_before_input_dist
+        weights, features = self._position_weights, context.features_before_input_dist
         assert features is not None
+        if weights is not None and weights.available:
+            context.weights_N = weights(features)
+            return
+        context.count_features()
+        features = context.features_before_input_dist
         processed = (
             self._feature_processors(features)
             if self._is_collection

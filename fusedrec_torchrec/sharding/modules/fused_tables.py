@@ -20,7 +20,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.stages import stage
-from fusedrec_torchrec.exchange.checks import Report, device_reports
+from fusedrec_torchrec.exchange.checks import Report
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
@@ -89,6 +89,7 @@ class FusedTables:
             beside_stock=len(shardings) > 1,
             device=device,
             counted=not sharding.counted_on_device or len(shardings) > 1,
+            any_order=sharding.takes_any_order,
         )
         self._check_names: CheckNames | None = check_names
         self._forget_batches = on_uneven
@@ -138,9 +139,8 @@ class FusedTables:
                 self._check_names = None
             reports: list[Report] = []
             try:
-                batch = self.features(features)
+                batch, own = self.features(features)
                 self._check_weights(batch)
-                own = device_reports(batch)
             except Exception as error:  # whatever it is, other ranks must not wait for us in vain
                 text = str(error)
                 if not isinstance(error, ValueError):

@@ -60,10 +60,12 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         entries,
         messages,
         number_formats,
+        positions,
         replica_sums,
         row_gradients,
         row_numbers,
         slot_sums,
+        slots,
         sums,
         touched,
     )
@@ -72,7 +74,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     longs = (
         "ends counts slot_ends rows salts starts shifts pieces part_starts bag_ends tables "
         "hashes runs sums shard_buckets out_firsts out_steps part_cells shard_owners first_rows "
-        "row_counts word_starts"
+        "row_counts word_starts firsts"
     )
     of_bags = {"ids": "*i64", "weights": "*i32", "starts": "*i32", "table_of_bag": "*i32",
                "held_by": "*i32", "first_of": "*i32", "place_of_bag": "*i32", "bad": "*u8",
@@ -182,16 +184,59 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                  "bag_of_place": "*i32", "weight_of_place": "*fp32", "segments": "*i32",
                  "row_of_piece": "*i32", "cursors": "*i32"},
                 {
-                    "PLAIN": plain, "WEIGHTED": True,
-                    "BLOCK": min(512 // columns, slot_sums.MOST_BAGS), "COLUMNS": columns,
-                    **others,
+                    "PLAIN": plain, "WEIGHTED": True, "VARIABLE": varies,
+                    "BLOCK": min(512 // columns, slot_sums.MOST_BAGS)
+                    // (2 if varies and others else 1),
+                    "COLUMNS": columns, **others,
                 },
             )
             for kernel, others in (
                 (slot_sums._slot_bag_sums, {}),
-                (row_gradients._slot_row_sums, {"FEW": FEW, "PIECE": PIECE}),
+                (row_gradients._slot_row_sums, {"FEW": FEW, "PIECE": PIECE, "STEPS": 5}),
             )
             for plain, columns in ((False, 16), (False, 32), (True, 64), (True, 128))
+            for varies in (False, True)
+        ),
+        *(
+            (
+                slot_sums._slot_weight_sums,
+                {"gradient": "*fp32", "flat": "*fp32", "addresses": "*i64", "slots": "*i64",
+                 "rows": "*i32", "offsets": "*i32", "out": "*fp32"},
+                {"PLAIN": False, "VARIABLE": varies, "TILES": 4,
+                 "BLOCK": min(slot_sums.PRODUCTS // columns, slot_sums.MOST_BAGS),
+                 "COLUMNS": columns},
+            )
+            for columns in (16, 32)
+            for varies in (False, True)
+        ),
+        *(
+            (
+                kernel,
+                {first: "*fp32", "slots": "*i64", "offsets": "*i32", "out": "*fp32"},
+                {"IDS": positions.IDS, "BLOCK": positions.BAGS},
+            )
+            for kernel, first in (
+                (positions._position_weights, "weights"), (positions._position_sums, "gradient")
+            )
+        ),
+        (
+            slots._take_lengths,
+            {"offsets": "*i32", "lengths": "*i32"},
+            {"STEPS": 5, "BLOCK": slots.BLOCK},
+        ),
+        *(
+            (
+                slots._take_ids,
+                {"ids": "*i64", "weights": "*fp32", "offsets": "*i32", "starts": "*i32",
+                 "out": "*i64", "out_weights": "*fp32"},
+                {"IDS": ids, "BLOCK": slots.ELEMENTS // ids, **weighted},
+            )
+            for ids in (1, slots.MOST_IDS)
+        ),
+        (
+            slots._hash_slots,
+            {"ids": "*i64", "slot_ends": "*i32", "out": "*i64"},
+            {"STEPS": 5, "BLOCK": slots.BLOCK},
         ),
         *(
             (
@@ -200,10 +245,11 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                  "slots": "*i64", "addresses": "*i64", "weights": "*fp32",
                  "bag_of_place": "*i32", "weight_of_place": "*fp32", "row_of_piece": "*i32",
                  "out": "*fp32"},
-                {"PLAIN": False, "WEIGHTED": True, "PIECE": PIECE, "IDS": ids,
-                 "BLOCK": row_gradients.PLACED // ids},
+                {"PLAIN": False, "WEIGHTED": True, "VARIABLE": varies, "STEPS": 5, "PIECE": PIECE,
+                 "IDS": ids, "BLOCK": row_gradients.PLACED // ids},
             )
             for ids in (1, row_gradients.MOST_IDS)
+            for varies in (False, True)
         ),
         *(
             (
@@ -287,6 +333,8 @@ def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled
             name += ", grouped"
         if "IDS" in constants:
             name += f", {constants['IDS']} ids"
+        if constants.get("VARIABLE"):
+            name += ", variable batch"
         if "COLUMNS" in constants:
             name += f", {constants['COLUMNS']} columns"
         if "*i64" in (signature.get("table"), signature.get("keys")):

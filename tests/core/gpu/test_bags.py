@@ -19,6 +19,7 @@ EXAMPLES = settings(max_examples=25, deadline=None)
 NEEDS_NATIVE = pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
 GUARD = -77
 ROWS = 60
+BEFORE = 2
 Shard = tuple[int, int, int]
 
 
@@ -108,8 +109,15 @@ def ask(
     places = torch.tensor(found.places)
     ids, weights = batch.ids, batch.weights_N
     means = None if batch.means is None else torch.tensor(batch.means, dtype=torch.uint8)
-    counts, cells, divisor, sums, begins, bad = kernels.ask_bags(
-        ids, batch.lengths if lengths is None else lengths, weights, places,
+    lengths = batch.lengths if lengths is None else lengths
+    # Of a larger batch: ids of other slots come before and behind.
+    before = torch.full((BEFORE,), -5, dtype=ids.dtype)
+    ids = torch.cat([before, ids, before])
+    if weights is not None:
+        weights = torch.cat([before.float(), weights, before.float()])
+    begins = (torch.cat([lengths.new_zeros(1), lengths]).cumsum(0) + BEFORE).int()
+    counts, cells, divisor, sums, bad = kernels.ask_bags(
+        ids, begins, weights, places,
         sum(found.per_bucket), torch.tensor(batch.tables),
         torch.full((len(batch.tables),), ROWS), means,
         layout.ends_S, layout.shards_3X, batch.buckets, batch.ranks,

@@ -45,6 +45,14 @@ def row_ids(
     return ranks, rooms, torch.tensor(cursors, dtype=torch.int32), counts_U.numel()
 
 
+def told(
+    rows_N: torch.Tensor, generator: torch.Generator, batch: int, slots: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]:
+    """Returns what the kernels are told of the rows of a batch whose slots have as many bags."""
+    ranks, rooms, cursors, rows = row_ids(rows_N, generator)
+    return ranks, rooms, cursors, batch, batch * slots, rows
+
+
 def only_asked_rows(batch: Batch) -> Batch:
     """Returns the batch with no rows but those that have ids."""
     asked, ids = batch.ids.long().unique(return_inverse=True)
@@ -77,9 +85,54 @@ def test_gradients_are_summed_up_for_each_row(batch: Batch, dtype: torch.dtype) 
     out = torch.full((batch.size,), LEFT)
     row_gradients.slot_row_sums(
         gradient, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets,
-        batch.weights, *row_ids(batch.ids, batch.generator), 0.5, out,
+        batch.weights, *told(batch.ids, batch.generator, batch.batch, len(batch.slots)), 0.5, out,
     )  # fmt: skip
     torch.testing.assert_close(out, wanted(batch, gradient, 0.5))
+
+
+@pytest.mark.usefixtures("limits")
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(batches())
+def test_gradients_of_a_variable_batch_are_in_one_line(batch: Batch) -> None:
+    """Every slot has bags of its own number, which follow those of the slot before."""
+    batch = only_asked_rows(batch)
+    strides: list[int] = []
+    slots, column, lengths, places = [], 0, [], []
+    all_lengths = batch.offsets.diff()
+    for slot, (dim, _, mean) in enumerate(batch.slots.tolist()):
+        stride = max(batch.batch - slot % 3, 0)
+        slots.append([dim, column, mean, sum(strides), stride])
+        strides.append(stride)
+        column += stride * dim
+        first = slot * batch.batch
+        lengths.append(all_lengths[first : first + stride])
+        places.append(torch.arange(int(batch.offsets[first]), int(batch.offsets[first + stride])))
+    kept = torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
+    asked, ids_N = batch.ids[kept].long().unique(return_inverse=True)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
+    weights = None if batch.weights is None else batch.weights[kept]
+    addresses = None if batch.addresses is None else batch.addresses[asked]
+    size = batch.size if addresses is not None else asked.numel() * batch.dims[0]
+    gradient = torch.randn(1, column + 3, generator=batch.generator)
+    out, want = torch.full((size,), LEFT), torch.full((size,), LEFT)
+    ranks, rooms, cursors, rows = row_ids(ids_N.int(), batch.generator)
+    row_gradients.slot_row_sums(
+        gradient, addresses, batch.dims, torch.tensor(slots), ids_N.int(), offsets, weights,
+        ranks, rooms, cursors, batch.batch, sum(strides), rows, 0.5, out,
+    )  # fmt: skip
+    for dim, column, mean, first, stride in slots:
+        for b in range(stride):
+            begin, end = offsets[first + b : first + b + 2].tolist()
+            value = gradient[0, column + b * dim :][:dim] / 2 / (end - begin if mean else 1)
+            for i in range(begin, end):
+                row = int(ids_N[i])
+                at = row * dim if addresses is None else int(addresses[row])
+                own = want[at : at + dim]
+                own.copy_(torch.where(own == LEFT, 0.0, own))
+                own += value if weights is None else value * weights[i]
+    torch.testing.assert_close(out, want)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
@@ -100,7 +153,7 @@ def test_a_row_with_very_many_ids_is_shared_by_programs(
     slots = torch.tensor([[8, 0, 1]])
     row_gradients.slot_row_sums(
         gradient, None, [8], slots, rows_N, offsets, None, ranks_N, segments_U2,
-        cursors, rows, 1.0, out,
+        cursors, bags, bags, rows, 1.0, out,
     )  # fmt: skip
     want = torch.bincount(ids)[keys_U[:rows].long()] / length
     torch.testing.assert_close(out.view(rows, 8), want[:, None].expand(rows, 8))
@@ -115,7 +168,7 @@ def test_rows_with_many_ids_are_left_to_pieces() -> None:
     cursors[1] = 0  # no pieces
     row_gradients.slot_row_sums(
         torch.ones(ids.numel(), 8), None, [8], torch.tensor([[8, 0, 0]]), ids, offsets, None,
-        ranks, rooms, cursors, rows, 1.0, out,
+        ranks, rooms, cursors, ids.numel(), ids.numel(), rows, 1.0, out,
     )  # fmt: skip
     assert out.tolist() == [0.0] * 8 + [float(segments.FEW)] * 8
 
@@ -123,7 +176,7 @@ def test_rows_with_many_ids_are_left_to_pieces() -> None:
 def test_what_no_id_asks_for_is_left_alone() -> None:
     out = torch.full((8,), LEFT)
     none = torch.empty(0, dtype=torch.int32)
-    of_rows = (none, none.view(0, 2), torch.zeros(2, dtype=torch.int32), 0)
+    of_rows = (none, none.view(0, 2), torch.zeros(2, dtype=torch.int32), 2, 2, 0)
     row_gradients.slot_row_sums(
         torch.ones(2, 8), None, [8], torch.tensor([[8, 0, 0]]), none, torch.zeros(3).int(), None,
         *of_rows, 1.0, out,

@@ -91,9 +91,68 @@ def test_bags_are_summed_into_the_columns_of_their_slots(batch: Batch, dtype: to
     flat = torch.randn(batch.size, generator=batch.generator).to(dtype)
     out = torch.full((batch.batch, batch.width + 3), 5.0, dtype=dtype)
     slot_sums.slot_bag_sums(
-        flat, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets, batch.weights, out
-    )
+        flat, batch.addresses, batch.dims, batch.slots, batch.ids, batch.offsets,
+        batch.weights, batch.batch, out,
+    )  # fmt: skip
     for slot, (dim, column, _) in enumerate(batch.slots.tolist()):
         want = batch.matrix(slot) @ batch.row_matrix(flat.float(), dim)
         torch.testing.assert_close(out[:, column : column + dim], want.to(dtype))
     assert (out[:, batch.width :] == 5).all()
+
+
+def of_variable_batch(batch: Batch) -> tuple[torch.Tensor, int, list[torch.Tensor]]:
+    """Leaves out the last bags of some slots; returns slots, elements, and the bags' own weights.
+
+    What is left out stays in the batch, where no slot finds it.
+    """
+    slots, column, matrices = [], 0, []
+    for slot, (dim, _, mean) in enumerate(batch.slots.tolist()):
+        stride = max(batch.batch - slot % 3, 0)
+        slots.append([dim, column, mean, slot * batch.batch, stride])
+        column += stride * dim
+        matrices.append(batch.matrix(slot)[:stride])
+    return torch.tensor(slots), column, matrices
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches())
+def test_bags_of_a_variable_batch_are_in_one_line(batch: Batch) -> None:
+    slots, elements, matrices = of_variable_batch(batch)
+    flat = torch.randn(batch.size, generator=batch.generator)
+    out = torch.full((elements + 3,), 5.0)
+    ids = (batch.ids, batch.offsets, batch.weights, batch.batch)
+    slot_sums.slot_bag_sums(flat, batch.addresses, batch.dims, slots, *ids, out)
+    for (dim, column, _, _, stride), matrix in zip(slots.tolist(), matrices, strict=True):
+        own = slice(column, column + stride * dim)
+        want = matrix @ batch.row_matrix(flat, dim)
+        torch.testing.assert_close(out[own].view(stride, dim), want)
+    assert (out[elements:] == 5).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches(), st.booleans())
+def test_gradients_of_weights_are_products_of_rows_and_gradients(
+    batch: Batch, varies: bool
+) -> None:
+    slots, width = batch.slots, batch.width
+    gradient = torch.randn(batch.batch, width + 3, generator=batch.generator)
+    if varies:
+        slots, width, _ = of_variable_batch(batch)
+        gradient = torch.randn(1, width + 3, generator=batch.generator)
+    flat = torch.randn(batch.size, generator=batch.generator)
+    out = torch.full((batch.ids.numel() + 2,), 5.0)
+    slot_sums.slot_weight_sums(
+        gradient, flat, batch.addresses, batch.dims, slots, batch.ids, batch.offsets,
+        batch.batch, out,
+    )  # fmt: skip
+    want = torch.full_like(out, 5.0)
+    for slot, (dim, column, mean, *more) in enumerate(slots.tolist()):
+        first, stride = more or (slot * batch.batch, batch.batch)
+        for b in range(stride):
+            begin, end = batch.offsets[first + b :][:2].tolist()
+            line = gradient[0, column + b * dim :] if varies else gradient[b, column:]
+            for i in range(begin, end):
+                address = batch.address(int(batch.ids[i]), dim)
+                product = flat[address : address + dim] @ line[:dim]
+                want[i] = product / (end - begin if mean else 1)
+    torch.testing.assert_close(out, want)

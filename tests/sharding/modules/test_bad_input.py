@@ -384,8 +384,11 @@ def test_bad_batch_with_a_variable_batch_per_feature(
 def with_extra_feature(case: Case) -> None:
     rank = dist.get_rank()
     model = sharded(case, fr.ExchangeOptions(extra_features="ignore"))
-    plain = model(batch(case, 0, rank))
-    extra = model(extra_feature(batch(case, 0, rank)))
+    features = batch(case, 0, rank)
+    plain = model(features.to(local_device(case)))
+    more = extra_feature(features)
+    assert isinstance(more, KeyedJaggedTensor)
+    extra = model(more.to(local_device(case)))
     assert plain.keys() == extra.keys()
     assert all(torch.equal(plain[name], extra[name]) for name in plain)
 
@@ -397,7 +400,7 @@ def test_extra_features_can_be_ignored(cluster_2: Cluster) -> None:
 def in_changing_order(case: Case) -> None:
     rank = dist.get_rank()
     model = sharded(case)
-    features = batch(case, 0, rank)
+    features = batch(case, 0, rank).to(local_device(case))
     want = model(features)
     for order in ([1, 0], [0, 1], [1, 0]):
         got = model(features.permute(order))

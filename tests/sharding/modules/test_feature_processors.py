@@ -1,6 +1,7 @@
 """Feature-processed EmbeddingBagCollection: position weights are applied on the requester."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 import fusedrec_torchrec as fr
-from tests.case import Case, Table, batch, coefficients, outputs_by_name, sharded, unsharded
+from tests.case import (
+    Case,
+    Table,
+    batch,
+    coefficients,
+    local_device,
+    outputs_by_name,
+    sharded,
+    unsharded,
+)
 from tests.cluster import Cluster
 from tests.parity import check, train_step
 from tests.reference import unsharded_run
@@ -31,10 +41,13 @@ def set_position_weights(module: torch.nn.Module) -> None:
                 parameter.copy_(position_weights(name.rpartition(".")[2]))
 
 
-def train_and_compare(case: Case) -> None:
+def train_and_compare(
+    case: Case, change: Callable[[torch.nn.Module], None] = lambda _: None
+) -> None:
     """Tables train; position weights stay, but their gradients are compared."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     model = sharded(case)
+    change(model)
     set_position_weights(model)
     reference = unsharded(case, "cpu")
     set_position_weights(reference)
@@ -59,7 +72,7 @@ def train_and_compare(case: Case) -> None:
     }
     for name, parameter in gradients.items():
         assert parameter.grad is not None, f"rank {rank}: no gradient for {name}"
-        torch.testing.assert_close(parameter.grad, wanted[name.rpartition(".")[2]])
+        torch.testing.assert_close(parameter.grad.cpu(), wanted[name.rpartition(".")[2]])
 
 
 def test_training_equals_unsharded(cluster_2: Cluster) -> None:
@@ -86,7 +99,7 @@ def too_many_positions(case: Case) -> str:
     model, rank = sharded(case), dist.get_rank()
     long = dataclasses.replace(case, lengths=(5,) if rank else case.lengths)
     try:
-        model(batch(long, 0, rank))
+        model(batch(long, 0, rank).to(local_device(case)))
     except ValueError as error:
         train_step(case, model, 0)  # and on
         return str(error)

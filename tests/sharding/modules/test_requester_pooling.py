@@ -17,6 +17,7 @@ from tests.case import (
     Wrapper,
     batch,
     initial_weight,
+    local_device,
     prefix,
     sharded,
     unsharded,
@@ -106,24 +107,28 @@ def gradients_of_weights(case: Case, extra: bool) -> None:
     rank = dist.get_rank()
     found = []
     options = fr.ExchangeOptions(extra_features="ignore")
-    for module in (sharded(case, options), unsharded_with_weights(case)):
+    reference = unsharded_with_weights(case)
+    for module in (sharded(case, options), reference):
         given = batch(case, 0, rank)
+        if module is not reference:
+            given = given.to(local_device(case))
         weights = given.weights().clone().requires_grad_()
         features = KeyedJaggedTensor(
             given.keys(), given.values(), weights=weights, lengths=given.lengths()
         )
         if extra:  # a feature of no table, before the others
-            ids, stride = torch.arange(given.stride()), given.stride()
+            stride, device = given.stride(), given.values().device
+            ids, ones = torch.arange(stride, device=device), torch.ones(stride, device=device)
             features = KeyedJaggedTensor(
                 ["unknown", *given.keys()],
                 torch.cat([ids, given.values()]),
                 weights=torch.cat([ids.float(), weights]),
-                lengths=torch.cat([torch.ones(stride, dtype=torch.int32), given.lengths()]),
+                lengths=torch.cat([ones.int(), given.lengths()]),
             )
         outputs = module(features)
         torch.stack([(out * out).sum() for out in outputs.values()]).sum().backward()
-        found.append(weights.grad)
-    assert found[0] is not None and found[1] is not None
+        assert weights.grad is not None
+        found.append(weights.grad.cpu())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     assert float(found[0].abs().min()) > 0
 
