@@ -24,11 +24,16 @@ from torchrec.distributed.types import ParameterSharding
 from fusedrec_torchrec.bench.systems import System
 from fusedrec_torchrec.bench.workload import Workload
 from fusedrec_torchrec.compat.lookups import lookups_of
+from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.operators import available_on
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.flat_rows import FlatRows
 from fusedrec_torchrec.exchange.lookup import FusedLookup
+from fusedrec_torchrec.exchange.pooling import pool
+from fusedrec_torchrec.exchange.slot_bags import SlotBags
+from fusedrec_torchrec.exchange.slot_sequences import SlotSequences, gather
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["Bounds", "bounded"]
@@ -50,6 +55,7 @@ class _Batch:
         words_in: [requester] words that this rank is asked by.
         asked: of each physical table, what this rank is asked for.
         bags: of each bucket, which received units form which output.
+        slot_bags: the same for all slots, if only the device knows; then there are no ``bags``.
     """
 
     counts_out: list[list[int]]
@@ -58,6 +64,7 @@ class _Batch:
     words_in: list[int]
     asked: list[Asked]
     bags: list[Bags]
+    slot_bags: SlotBags | SlotSequences | None
 
 
 class Bounds:
@@ -99,6 +106,7 @@ class Bounds:
             words_in.tolist(),
             self._look_up.asked(received),
             fused.bags,
+            fused.slot_bags,
         )
 
     def _elements(self, counts: list[list[int]]) -> list[int]:
@@ -112,17 +120,20 @@ class Bounds:
         ids = max(sum(b.words_out) + sum(b.words_in) for b in self._batches)
         self._ids_out = torch.zeros(ids, dtype=torch.int32, device=self._device)
         self._ids_in = torch.zeros(ids, dtype=torch.int32, device=self._device)
+        self._buffers = Buffers()
+        # Of slots whose bags only the device knows, memory that comes back is as good.
+        dims = [] if self._batches[0].slot_bags is not None else self._dims
         self._outputs = [
             torch.zeros(
                 max(b.bags[k].output.num_bags for b in self._batches), dim, device=self._device
             )
-            for k, dim in enumerate(self._dims)
+            for k, dim in enumerate(dims)
         ]
         self._distinct = [
             torch.zeros(max(b.bags[k].num_bags for b in self._batches), dim, device=self._device)
             if any(b.bags[k].copies is not None for b in self._batches)
             else None
-            for k, dim in enumerate(self._dims)
+            for k, dim in enumerate(dims)
         ]
 
     def _exchange(self, number: int) -> None:
@@ -145,6 +156,9 @@ class Bounds:
 
     def _gather(self, number: int) -> None:
         batch = self._batches[number]
+        if batch.slot_bags is not None:
+            self._gather_slots(batch, batch.slot_bags)
+            return
         starts = [0]
         for k, dim in enumerate(self._dims):
             starts.append(starts[-1] + dim * sum(row[k] for row in batch.counts_out))
@@ -156,6 +170,20 @@ class Bounds:
             else:
                 _pool(rows, bags, distinct)
                 _pool(distinct[: bags.num_bags], bags.copies, self._outputs[k])
+
+    @torch.no_grad()
+    def _gather_slots(self, batch: _Batch, slot_bags: SlotBags | SlotSequences) -> None:
+        """Gathers rows of all slots, and those of bags that owners have pooled behind them."""
+        flat = self._asked[: sum(self._elements(batch.counts_out))]
+        if isinstance(slot_bags, SlotSequences):
+            rows = FlatRows(batch.counts_out, self._dims, self._device)
+            gather(flat, rows, slot_bags, self._buffers, lambda: 1.0)
+            return
+        weights = [None] * len(batch.bags)
+        pool(
+            *(flat, batch.counts_out, self._dims, weights, batch.bags, self._buffers),
+            slot_bags=slot_bags,
+        )
 
 
 def _pool(rows: torch.Tensor, bags: Bags, out: torch.Tensor) -> None:
