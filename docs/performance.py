@@ -172,6 +172,7 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
         rows.append(
             (
                 w.config.link or "loopback",
+                ", ".join(map(str, w.config.dims)),
                 str(w.config.batch_size),
                 *cells,
                 f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
@@ -181,6 +182,7 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
         "",
         (
             "link",
+            "columns",
             "batch per rank",
             *(report.with_allocator(name, a) for a in allocators for name in ratios),
             "its bytes / fused",
