@@ -201,4 +201,4 @@ def test_figures_of_speed_are_those_of_the_measurements() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == page + hot + compression + readme
     assert page.count("<!-- end -->") > 10 and hot.count("<!-- end -->") >= 4
-    assert "| loopback | 2048 |" in readme
+    assert "| loopback | 64 | 2048 |" in readme
