@@ -8,9 +8,7 @@ Three bare operations, in buffers that were made before where they take any:
 
 Dedup itself, the sums of gradients and every check come on top of that.
 
-The exchange needs nothing but the units of each rank and bucket, whether a unit is a row or a bag
-that its owner has pooled.  Lookup and gather have to know how ids of bags arrive, and are there for
-rows only: see ``_rows_per_bucket``.
+Units are rows, or bags that their owners pool: then the lookup pools them, and the gather copies.
 """
 
 from collections.abc import Callable, Mapping
@@ -150,8 +148,7 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        for kernel, asked in zip(self._look_up.kernels, batch.asked, strict=True):
-            rows_UD = kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
+        for rows_UD in self._look_up.of_tables(batch.asked, batch.counts_in):
             rows_UD.backward(self._owned[: rows_UD.numel()].view_as(rows_UD))
 
     def _gather(self, number: int) -> None:

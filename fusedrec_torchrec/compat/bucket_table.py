@@ -42,6 +42,8 @@ from fusedrec_torchrec.compat.table_layout import TableLayout
 
 __all__ = ["BucketKernel", "BucketTable", "OptimizerSettings"]
 
+MOST_LAYOUTS = 64  # of groups of tables that are remembered
+
 
 class OptimizerSettings(NamedTuple):
     """The settings of a table's optimizer at one time, to be compared and set as a whole.
@@ -352,7 +354,10 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         """
         key = tuple(tables)
         if key not in self._layouts:
-            self._layouts[key] = TableLayout(self.table, tables)
+            if len(self._layouts) == MOST_LAYOUTS:
+                self._layouts.clear()
+            with torch.inference_mode(False):  # they outlive an inference
+                self._layouts[key] = TableLayout(self.table, tables)
         with self._layouts[key].shown():
             return self(rows_R, offsets_V1, weights_R)
 

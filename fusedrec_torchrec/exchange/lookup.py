@@ -98,13 +98,22 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         asked = self.asked(sparse_features)
         looked_up = self.replication.look_up(asked)
         if looked_up is None:
-            looked_up = [
-                self._rows_or_bags(table, kernel, of_table, context.counts_in)
-                for table, kernel, of_table in zip(self._tables, self.kernels, asked, strict=True)
-            ]
+            looked_up = self.of_tables(asked, context.counts_in)
         if len(looked_up) == 1:
             return looked_up[0].view(-1)
         return self._in_wire_order(looked_up, context.counts_in)
+
+    def of_tables(self, asked: Sequence[Asked], counts: list[list[int]]) -> list[torch.Tensor]:
+        """Returns what is asked of each physical table.
+
+        Args:
+            asked: of each physical table.
+            counts: [requester][bucket] units.
+        """
+        return [
+            self._rows_or_bags(table, kernel, of_table, counts)
+            for table, kernel, of_table in zip(self._tables, self.kernels, asked, strict=True)
+        ]
 
     def _rows_or_bags(
         self, table: PhysicalTable, kernel: BucketKernel, asked: Asked, counts: list[list[int]]
