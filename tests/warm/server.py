@@ -10,6 +10,7 @@ import selectors
 import signal
 import socket
 import struct
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -108,9 +109,9 @@ def _answer(events: selectors.BaseSelector, client: socket.socket, pid: int) -> 
     """Tells the client how its program has ended."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    try:
+    with suppress(OSError):  # nobody listens any more
         client.sendall(bytes([code < 0, abs(code)]))
+    # In any case: its descriptor will be that of another client.
+    with suppress(KeyError, ValueError):
         events.unregister(client)
-    except (OSError, KeyError, ValueError):
-        pass  # nobody listens any more
     client.close()
