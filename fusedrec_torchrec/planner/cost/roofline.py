@@ -54,9 +54,9 @@ GPUS = {
     "h100": Gpu("H100 SXM 80 GB", 3350.0, "NVIDIA H100 data sheet, HBM3"),
 }
 LAUNCH_MICROSECONDS = 4.0
-"""Of a kernel that has nothing to do, with the gap to the next one; an assumption."""
+"""The assumed time of a kernel that has nothing to do, with the gap to the next one."""
 LAUNCHES = {"fused_row_wise": 33, "table_wise": 52}
-"""Of a step of 26 tables of one dimension, as ``tests/emulated_cuda/test_budget.py`` has them."""
+"""The launches of a step of 26 tables of one dimension, see ``emulated_cuda/test_budget.py``."""
 ID, OFFSET, STATE, RADIX_BITS = 8, 8, 4, 8
 SORTED = ID + 4  # a linear index, and where it came from
 

@@ -140,7 +140,7 @@ def test_gradients_of_a_variable_batch_are_in_one_line(batch: Batch) -> None:
 def test_a_row_with_very_many_ids_is_shared_by_programs(
     rows: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From ids to sums: one long bag, and very many short ones; 2 programs for some pieces."""
+    """Goes from ids to sums: one long bag, and many short ones; two programs share pieces."""
     monkeypatch.setattr(row_gradients, "WORKERS", 2)
     ids, bags = torch.arange(400) % rows, 400 // length
     offsets = torch.arange(0, 401, length, dtype=torch.int32)

@@ -166,7 +166,7 @@ def test_bags_of_one_id_are_counted_if_rows_were() -> None:
 def test_owners_pool_all_if_that_is_no_more_rows_should_a_third_of_bags_be_distinct(
     others: int,
 ) -> None:
-    """As in MLPerf's data, where bags were not counted; then what is assumed counts thrice."""
+    """Bags were not counted, as in MLPerf's data; then what is assumed counts thrice."""
     long = table("long", 10**7, pooling=20.0)
     few = [table(f"few {t}", 50, pooling=20.0) for t in range(others)]
     fewest = 4096 + others * 50

@@ -163,7 +163,7 @@ def criteo(zipf: float = 1.05) -> list[TableLoad]:
 
 
 def test_mlperf_is_not_longer_than_tables_that_are_alike() -> None:
-    """Of many of its tables a batch has more bags than rows, and owners had better pool them."""
+    """Many tables have more bags than rows in a batch, and owners had better pool them."""
     cluster = ClusterConfig(
         device="cpu",
         ranks=2,
