@@ -173,6 +173,7 @@ grid: $(READY)
 
 planner: $(READY)
 	@test -n "$(DATA)" || (echo "make planner DATA=train.txt.gz, as root" && exit 2)
+	rm -f benchmarks/results/planner/cluster_*.yaml  # or they would be used again
 	$(BIN)/fusedrec bench benchmarks/validate.yaml --validate-planner --data $(DATA) \
 		--output benchmarks/results/planner
 	$(BIN)/python benchmarks/plan_scale.py --document docs/planner.md
