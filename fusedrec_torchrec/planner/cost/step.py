@@ -152,7 +152,7 @@ def fused_step(
         step.add("bag_dedup", "bag_ids", (ids_T * owned.is_owned_T).sum())
     if hot is not None and hot.rows:
         step.add("hot_lookup", "hot", (ids_T * ~owned.is_owned_T).sum())
-    header = COUNTS + owned.buckets
+    header = COUNTS + owned.buckets + owned.bag_buckets
     if exact_counts:
         step.add("counts", "all_to_all", (ranks - 1) * header * NUMBER_BYTES)
         step.add("ids", "all_to_all", (asked_W.sum() - asked_W) * NUMBER_BYTES)
@@ -186,6 +186,7 @@ class _OwnedTables:
         full_bags: bags of a requester that are not empty, of such tables.
         pooled_by_requester: bytes that a requester pools or copies, of all tables.
         buckets: how many of them all tables make.
+        bag_buckets: how many of these owners pool, whose ids are counted, too.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class _OwnedTables:
             buckets.add((columns, table.kind, bool(own)))
         self.is_owned_T = self.mask_TW.any(1)
         self.buckets = len(buckets)
+        self.bag_buckets = sum(is_owned for *_, is_owned in buckets)
 
 
 def _shares(

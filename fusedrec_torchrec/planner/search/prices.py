@@ -101,7 +101,7 @@ class Prices:
             for table, host in zip(tables, on_host, strict=True):
                 size = (table.rows, table.dim, table.row_bytes)
                 use = (table.pooling, table.classes, table.bags, table.pooled, table.bag_use)
-                key = (*size, *use, host)
+                key = (*size, *use, table.weighted, host)
                 if key not in known:
                     known[key] = self._step(system, table, host).seconds(cluster) - base
                 prices.append(known[key])

@@ -48,6 +48,8 @@ def test_a_table_that_its_owner_pools_by_hand() -> None:
     assert step.collectives == 4 and stages["dedup"] == [4, 4] and stages["bag_dedup"] == [12, 12]
     # 4 lengths, 12 ids and 12 weights go from rank 0 to rank 1, and 4 rows come back.
     assert stages["ids"] == pytest.approx([28 * 4, 0])
+    # Status, wanted capacity, overflow, bags and their ids.
+    assert stages["counts"] == [5 * 4, 5 * 4]
     assert stages["rows"] == pytest.approx([0, 4 * 64])
     assert stages["gradients"] == pytest.approx([4 * 64, 0])
     assert stages["lookup"] == stages["update"] == pytest.approx([0, 2 * load.unique(4) * 64])
