@@ -56,7 +56,7 @@ class RatesConfig:
         bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables, beyond the
             first of each bag, which counts as lookup. Ten times lookup if none.
         owner_ids: Million ids a second that an owner goes through for that, in lookup and update,
-            however many columns it has; beyond the first of each bag. As ids if none.
+            however many columns it has. As ids if none.
     """
 
     step: float = Field(default=500.0, ge=0)

@@ -28,7 +28,7 @@ bag_dedup           n ids are read to tell their bags apart, and sent
 ids                 G lengths and m ids go to the owner, and m weights if there are any
 lookup              the owner answers with W G rows, each as if it were a row that is asked for
 bag_lookup          and adds up the other W (m - G) rows of their bags
-owner_ids           going through 2 W (m - G) ids, in lookup and update, however few columns it has
+owner_ids           going through W m ids in lookup and again in update, however few its columns
 rows                it sends (W - 1) G rows as the codec writes them
 pooling             rows of distinct bags are copied to all bags that are like them
 pooling_backward    gradients of equal bags are summed
@@ -187,7 +187,7 @@ class _OwnedTables:
         rows_2W: bytes of rows, and of gradients, of one requester's bags at each owner.
         answered_W: bytes of rows that each owner answers one requester with.
         read_W: bytes that it reads for that, beyond the first row of each bag.
-        ids_W: how many ids these are.
+        ids_W: how many ids it goes through.
         full_bags: bags of a requester that are not empty, of such tables.
         pooled_by_requester: bytes that a requester pools or copies, of all tables.
         buckets: how many of them all tables make.
@@ -218,7 +218,7 @@ class _OwnedTables:
                 others = max(bags.ids - bags.bags, 0.0)
                 self.answered_W[at] += bags.bags * columns * table.element_bytes
                 self.read_W[at] += others * columns * table.element_bytes
-                self.ids_W[at] += others
+                self.ids_W[at] += bags.ids
                 self.rows_2W[:, at] += np.outer(
                     bytes_of_row(codecs, columns), [bags.bags] * len(at)
                 )

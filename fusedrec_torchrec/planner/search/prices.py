@@ -229,4 +229,4 @@ def _fused_load(table: TableLoad, batch: int) -> tuple[float, ...]:
     row = table.dim * table.element_bytes
     sent = bags.bags * table.dim * NUMBER_BYTES
     others = max(bags.ids - bags.bags, 0.0)
-    return 0.0, words * NUMBER_BYTES, others, bags.bags * row, others * row, sent
+    return 0.0, words * NUMBER_BYTES, bags.ids, bags.bags * row, others * row, sent
