@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,15 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED_TABLE_WISE
 
 REPEATS = 20
 WORKLOADS = [
-    WorkloadConfig(name="26 tables, batches of 1024, 10 ids", batch_size=1024, pooling=10, zipf=0.6),
+    WorkloadConfig(
+        name="26 tables, batches of 1024, 10 ids", batch_size=1024, pooling=10, zipf=0.6
+    ),
     WorkloadConfig(
         name="26 tables, batches of 1024, 100 ids", batch_size=1024, pooling=100, zipf=0.6
     ),
-    WorkloadConfig(name="26 tables, batches of 8192, 10 ids", batch_size=8192, pooling=10, zipf=0.6),
+    WorkloadConfig(
+        name="26 tables, batches of 8192, 10 ids", batch_size=8192, pooling=10, zipf=0.6
+    ),
     WorkloadConfig(name="26 tables, batches of 128, 10 ids", batch_size=128, pooling=10, zipf=0.6),
     WorkloadConfig(
         name="400 tables, batches of 53, 10 ids", batch_size=53, tables=400, pooling=10, zipf=0.6
@@ -59,10 +64,10 @@ def rank(mapping: dict[str, Any]) -> tuple[float, float]:
         batch = workload.batches[number % len(workload.batches)]
         bags = (batch.values(), batch.lengths(), None, [config.batch_size] * tables)
         looking, not_looking = (
-            cpu_seconds(lambda told=told: dedup(*bags, [told] * tables)) for told in (True, False)
+            cpu_seconds(partial(dedup, *bags, [told] * tables)) for told in (True, False)
         )
         looks.append(looking - not_looking)
-        steps.append(cpu_seconds(lambda batch=batch: system.step(batch)))
+        steps.append(cpu_seconds(partial(system.step, batch)))
     warm = REPEATS // 4
     return statistics.median(looks[warm:]), statistics.median(steps[warm:])
 

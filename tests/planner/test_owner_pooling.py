@@ -299,7 +299,8 @@ def test_weights_of_bags_travel_without_a_cluster_too() -> None:
         config = EmbeddingBagConfig(
             name="t", num_embeddings=10**6, embedding_dim=64, feature_names=["t"]
         )
-        model = EmbeddingBagCollection([config], torch.device("meta"), is_weighted=weighted)
+        meta = torch.device("meta")
+        model = EmbeddingBagCollection([config], is_weighted=weighted, device=meta)
         constraints = {
             "t": ParameterConstraints(sharding_types=[FUSED_TABLE_WISE], pooling_factors=[20.0])
         }

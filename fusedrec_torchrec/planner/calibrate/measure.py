@@ -111,6 +111,8 @@ OWNED_SHAPES = (  # of fused tables that their owners pool
     (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
     (FUSED_COLUMN_WISE, Shape(pooling=10.0, batch=512)),
+    (FUSED_TABLE_WISE, Shape(batch=2048)),  # bags of one id
+    (FUSED_COLUMN_WISE, Shape(batch=1024)),
     # Of bags that repeat, requesters read more ids than owners.
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=1024, bags="repeated")),
     (FUSED_TABLE_WISE, Shape(pooling=8.0, batch=2048, dim=32, bags="repeated")),
@@ -136,9 +138,10 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Measured(Timed):
-    """Is a measured step of a shape."""
+    """Is a measured step of a shape, with tables sharded in some way."""
 
     shape: Shape
+    sharding: str
 
 
 # ---------------------------------------------------------------- what is measured
@@ -357,7 +360,7 @@ def calibrate(
     measured = []
     for system, shape in tqdm(todo, desc="steps", disable=not progress):
         seconds = run(partial(seconds_of_step, system, shape, device))
-        measured.append(Measured(predicted(system, shape, ranks), seconds, shape))
+        measured.append(Measured(predicted(system, shape, ranks), seconds, shape, system))
     away = (ranks - local if local < ranks else ranks - 1) / ranks
     far = [size * away for size in COLLECTIVE_SIZES]
     curve = list(zip(far, everyone["all_to_all"], strict=True))
@@ -393,7 +396,7 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
         shape = timed.shape
         rows.append(
             (
-                timed.step.system,
+                timed.sharding,
                 f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
                 f"{shape.pooling:g}, zipf {shape.zipf}"
                 + (f", {shape.hot} hot" * bool(shape.hot))
@@ -405,7 +408,7 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
         )
     print_table(
         f"steps of {cluster.name}, milliseconds",
-        ("system", "shape", "measured", "predicted", "off by"),
+        ("sharding", "shape", "measured", "predicted", "off by"),
         rows,
     )
     errors = [abs(m.step.seconds(cluster) / m.seconds - 1) for m in measured]

@@ -16,8 +16,12 @@ __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
 GB, MB = 1e9, 1e6
 # How much faster ids of bags are read than made unique, rows added up than looked up one by one,
-# and ids of bags gone through by owners than made unique.
-BAGS_FASTER = {"bag_ids": (4.0, "ids"), "bag_lookup": (10.0, "lookup"), "owner_ids": (1.0, "ids")}
+# and ids of bags gone through by owners than by requesters.
+BAGS_FASTER = {
+    "bag_ids": (4.0, "ids"),
+    "bag_lookup": (10.0, "lookup"),
+    "owner_ids": (1.0, "bag_ids"),
+}
 
 
 @section
@@ -56,7 +60,7 @@ class RatesConfig:
         bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables, beyond the
             first of each bag, which counts as lookup. Ten times lookup if none.
         owner_ids: Million ids a second that an owner goes through for that, in lookup and update,
-            however many columns it has. As ids if none.
+            however many columns it has. As bag_ids if none.
     """
 
     step: float = Field(default=500.0, ge=0)
@@ -76,7 +80,7 @@ class RatesConfig:
         if value is not None:
             return value
         times, other = BAGS_FASTER[kind]
-        return times * float(getattr(self, other))
+        return times * self.rate(other)
 
 
 @section
