@@ -5,8 +5,8 @@ same weights: then their sums are the same to the last bit.  Hashes find candida
 compared in full.
 
 To look for equal bags costs a pass over the ids.  A slot does so if enough bags of a sample repeat,
-which is a sixteenth of its bags, but at least 128: runs of four, spread over the slot at irregular
-places.  So it finds bags that repeat at once, as in a session, or at a distance, or in one part of
+which is a sixteenth of its bags, but at least 128 or half of them, and all of 32 or fewer: runs of
+four, spread over the slot at irregular places.  So it finds bags that repeat at once, as in a session, or at a distance, or in one part of
 the batch only.
 
 Nothing is remembered from batch to batch: sums of gradients, whose last bits depend on which bags
@@ -25,7 +25,9 @@ from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["BagDedup", "DistinctBags"]
 
-PART, LEAST, RUN = 16, 128, 4  # one of so many bags is in the sample, at least so many, in runs
+# One of so many bags is in the sample; at least so many, or half of them; in runs of so many.
+PART, LEAST, RUN = 16, 128, 4
+ALL = 32  # so many bags are a sample by themselves
 # Where runs lie, by numbers of MurmurHash3 and a seed by which halves, thirds and quarters of
 # common sizes are found to be equal.
 _MIX_RUN = (185, 0x85EBCA6B, 0xC2B2AE35)
@@ -194,7 +196,8 @@ def _sampled(bags_S: torch.Tensor, slot_B: torch.Tensor) -> tuple[torch.Tensor, 
 
     The same as ``Sample`` of ``core/native/bags.h``.
     """
-    runs_S = (bags_S // PART).clamp(min=LEAST) // RUN
+    least_S = torch.where(bags_S <= ALL, ALL, (bags_S // 2).clamp(max=LEAST))
+    runs_S = torch.maximum(bags_S // PART, least_S) // RUN
     is_all_S = bags_S <= runs_S * RUN
     bags_B, runs_B = bags_S[slot_B], runs_S[slot_B]
     bag_B = torch.arange(slot_B.numel(), device=slot_B.device)

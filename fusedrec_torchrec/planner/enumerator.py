@@ -32,6 +32,9 @@ from fusedrec_torchrec.sharding.sharding_type import (
 
 __all__ = ["FusedEnumerator", "stock_name"]
 
+# Stock shardings do what the fused ones with such shards do, in more collectives and bytes.
+# TorchRec's estimators count otherwise than ours, so their seconds cannot be compared.
+NO_FASTER = 1.05
 # What a choice that sends more rows costs at least, to the better one's time.  Where bags were
 # counted, balance is no reason to send more of them; memory still is.
 SECOND_BEST, SECOND_BEST_COUNTED = 1.5, 100.0
@@ -57,6 +60,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         *args: those of ``EmbeddingEnumerator``.
         profile: how rows and bags are used.
         zipf: exponent of a Zipf law that says how rows are used, for all tables or by table.
+        known_loads: takes what tables are asked for, if a profile or a law tells.
         **kwargs: those of ``EmbeddingEnumerator``.
     """
 
@@ -65,6 +69,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         *args: Any,
         profile: AccessProfile | None = None,
         zipf: Mapping[str, float] | float | None = None,
+        known_loads: dict[str, TableLoad] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +77,7 @@ class FusedEnumerator(EmbeddingEnumerator):
         # Of the module whose options are being made; TorchRec asks for each of its tables.
         self._cannot_be_fused: set[str] = set()
         self._cannot_be_owned: set[str] = set()
-        self._known_loads: dict[str, TableLoad] = {}
+        self._known_loads = {} if known_loads is None else known_loads
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -81,7 +86,8 @@ class FusedEnumerator(EmbeddingEnumerator):
         self._cannot_be_owned = unowned_tables(module, sharders)
         if self._profile is not None or self._zipf is not None:
             loads = table_loads(module, sharders, self._profile, self._zipf, self._constraints)
-            self._known_loads = {load.name: load for load in loads}
+            self._known_loads.clear()
+            self._known_loads.update({load.name: load for load in loads})
         options = super().enumerate(module, sharders)
         tables: dict[tuple[str, str], list[ShardingOption]] = {}
         for option in options:
@@ -143,6 +149,8 @@ class FusedEnumerator(EmbeddingEnumerator):
         for option in options:
             if is_fused(option) and option not in best:
                 _slow_down(option, second * longest)
+            elif option.sharding_type in LOOKS_LIKE.values():
+                _slow_down(option, NO_FASTER * longest)
         return list(options)
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:

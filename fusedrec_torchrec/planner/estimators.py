@@ -1,6 +1,7 @@
 """Time and memory of fused tables; stock tables are estimated by TorchRec's own estimators."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,24 @@ def optimizer_bytes(optimizer: EmbOptimType, rows: int, dim: int) -> tuple[int, 
 
 
 class FusedPerfEstimator(ShardEstimator):
-    """Estimates the time of fused options; hands others to TorchRec's default estimator."""
+    """Estimates the time of fused options; hands others to TorchRec's default estimator.
+
+    Args:
+        topology: the ranks.
+        constraints: TorchRec's, for pooling factors.
+        known: what batches ask of tables that somebody knows, by table; the enumerator fills it in
+            before it asks for estimates.
+    """
 
     def __init__(
-        self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints] | None = None,
+        known: Mapping[str, TableLoad] | None = None,
     ) -> None:
         self._topology = topology
         self._constraints = constraints
+        self._known = {} if known is None else known
         self._stock = EmbeddingPerfEstimatorFactory.create(
             DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints
         )
@@ -68,7 +80,7 @@ class FusedPerfEstimator(ShardEstimator):
             self._estimate_fused(option)
 
     def _estimate_fused(self, option: ShardingOption) -> None:
-        topology, load = self._topology, option_load(option, self._constraints)
+        topology, (load, batch) = self._topology, self._load(option)
         ranks = topology.world_size
         memory_bw = kernel_bw_lookup(
             topology.compute_device,
@@ -83,11 +95,11 @@ class FusedPerfEstimator(ShardEstimator):
             topology.intra_group_size, ranks, CollectiveType.ALL_TO_ALL
         )
         if option.sharding_type in OWNER_POOLED:
-            self._estimate_owned(option, load, memory_bw, wire_bw)
+            self._estimate_owned(option, load, batch, memory_bw, wire_bw)
             return
         row_bytes = load.dim * load.element_bytes
         ranges = np.cumsum([0, *(shard.size[0] for shard in option.shards)])
-        step = fused_step([load], 1, ranks, [ranges])
+        step = fused_step([load], batch, ranks, [ranges])
         lookup_W, rows_W = (
             next(stage.amount_W for stage in step.stages if stage.name == name).tolist()
             for name in ("lookup", "rows")
@@ -96,7 +108,7 @@ class FusedPerfEstimator(ShardEstimator):
             # TorchRec counts rows on the wire in the table's data type.
             sent = rows * load.element_bytes / NUMBER_BYTES
             # As TorchRec counts: rows read from the table and outputs written, no copies between.
-            forward = (lookup + load.outputs * row_bytes) / memory_bw
+            forward = (lookup + batch * load.outputs * row_bytes) / memory_bw
             shard.perf = Perf(
                 fwd_compute=forward,
                 fwd_comms=sent / wire_bw,
@@ -105,14 +117,26 @@ class FusedPerfEstimator(ShardEstimator):
                 input_dist_comms=sent / row_bytes * ID_BYTES / wire_bw,
             )
 
+    def _load(self, option: ShardingOption) -> tuple[TableLoad, int]:
+        """Returns what an option's table is asked for, and by how many samples of a rank."""
+        known = self._known.get(option.name)
+        if known is None:
+            return option_load(option, self._constraints), 1
+        return known, option.batch_size
+
     def _estimate_owned(
-        self, option: ShardingOption, load: TableLoad, memory_bw: float, wire_bw: float
+        self,
+        option: ShardingOption,
+        load: TableLoad,
+        batch: int,
+        memory_bw: float,
+        wire_bw: float,
     ) -> None:
         """Estimates a table that its owners pool; what requesters do is the same on all ranks."""
         owners, ranks = len(option.shards), self._topology.world_size
-        step = fused_step([load], 1, ranks, exact_counts=True, owners=[range(owners)])
+        step = fused_step([load], batch, ranks, exact_counts=True, owners=[range(owners)])
         amounts = {stage.name: float(stage.amount_W[0]) for stage in step.stages}
-        bags, element = load.distinct_bags(1), load.element_bytes / NUMBER_BYTES
+        bags, element = load.distinct_bags(batch), load.element_bytes / NUMBER_BYTES
         words = bags.bags + bags.ids * (2 if load.weighted else 1)
         written = ranks * bags.bags * load.dim / owners * load.element_bytes
         forward = (amounts["lookup"] + amounts["bag_lookup"] + written) / memory_bw

@@ -9,6 +9,7 @@ from torchrec.distributed.planner.utils import get_num_poolings
 
 from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
+from fusedrec_torchrec.planner.fit_tables import is_weighted
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["is_fused", "option_load"]
@@ -43,4 +44,5 @@ def option_load(
         bags=sum(pooling * batch for pooling, batch in zip(poolings, batch_sizes, strict=True)),
         pooled=option.is_pooled,
         element_bytes=option.tensor.element_size(),
+        weighted=is_weighted(option.module[1]),
     )

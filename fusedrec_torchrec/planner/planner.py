@@ -29,8 +29,10 @@ from torchrec.distributed.utils import get_device_type
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.core.all_ranks import on_first_rank
+from fusedrec_torchrec.planner.bag_lengths import warn_of_unknown_bags
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
+from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.decided_options import decided_options
 from fusedrec_torchrec.planner.enumerator import FusedEnumerator
 from fusedrec_torchrec.planner.estimators import FusedPerfEstimator, FusedStorageEstimator
@@ -57,8 +59,10 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
 
     Without ``cluster``, whoever sends fewer rows pools a fused table: its owner, if a batch has
     fewer distinct bags than distinct rows, or its requesters.  ``profile`` says how many there are;
-    without it, ``pooling_factors`` of the constraints and a Zipf law do.  Tables that can be fused
-    get a stock sharding only if constraints ask for it.
+    without it, ``pooling_factors`` of the constraints and a Zipf law do, and owners also pool
+    tables with somewhat more bags than rows, since bags mostly repeat.  Without both every bag is
+    taken to have one id, and a warning says so.  Tables that can be fused get a stock sharding only
+    if constraints ask for nothing else.
 
     With ``sharding_group_size`` it plans for 2D parallelism: for the ranks of one group, each of
     which holds 1 / sharding_group_size of the tables instead of 1 / ranks.
@@ -71,7 +75,7 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
         sharding_group_size: ranks of a group; None if all ranks are one group.
         cluster: to plan for; None if TorchRec's estimators decide.
         search: what may be decided; needs ``cluster``.
-        profile: how rows and bags are used.  ``pooling_factors`` of a table go before it.
+        profile: how rows and bags are used; goes before ``pooling_factors`` of the constraints.
         zipf: exponent of a Zipf law that says how rows are used, for all tables or by table.
 
     Attributes:
@@ -127,16 +131,18 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
             "plan_loader": plan_loader,
             "debug": debug,
         }
+        known_loads: dict[str, TableLoad] = {}
         self._own_enumerator = enumerator or FusedEnumerator(
             topology=topology,
             batch_size=batch_size or BATCH_SIZE,
             constraints=constraints,
             estimator=[
-                FusedPerfEstimator(topology, constraints),
+                FusedPerfEstimator(topology, constraints, known_loads),
                 FusedStorageEstimator(topology, constraints),
             ],
             profile=profile,
             zipf=zipf,
+            known_loads=known_loads,
         )
         settings = {
             "enumerator": self._own_enumerator,
@@ -153,6 +159,8 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns a plan as TorchRec's planner; of one group if it plans for 2D parallelism."""
         self._last, self._selected, self._searched_by = None, [], None
+        if self._model.profile is None:
+            warn_of_unknown_bags(module, sharders, self._constraints)
         plan = self._plan(module, sharders)
         self._last = _Planned(module, sharders, plan)
         return plan

@@ -239,6 +239,9 @@ class FusedEmbeddingSharding(
                 logger.warning(
                     "hot: settings are given, but no rows: set rule, tables or hot_set, or "
                     "hot_rows in the plan"
+                    if of_rows
+                    else "hot: settings are given, but the owners of all tables pool them, and "
+                    "rows that owners pool are not replicated: make tables fused_row_wise"
                 )
         elif self._everyone is not None:
             raise ValueError(

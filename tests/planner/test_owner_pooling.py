@@ -25,6 +25,7 @@ from fusedrec_torchrec.sharding.plan_file import read_plan, write_plan
 from fusedrec_torchrec.sharding.sharding_type import (
     FUSED,
     FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
     FUSED_TYPES,
     OWNER_POOLED,
 )
@@ -260,6 +261,70 @@ def test_a_profile_tells_how_long_bags_are_for_the_balance_of_ranks() -> None:
         **{name: [3.0] for name in "abcd"},
     }
     assert {*types(plan).values()} <= {*OWNER_POOLED}
+
+
+def test_a_profile_tells_which_bags_repeat_for_the_balance_of_ranks() -> None:
+    """Tables of equal bags, of which some are pooled 1024 times and others 8 times."""
+    bags_of = {"many0": 1024, "few0": 8, "many1": 1024, "few1": 8}
+    profile = counted_profile(bags_of, rows=10**5, used=3072)
+    model = bags(**dict.fromkeys(bags_of, 10**5))
+    constraints = only(**dict.fromkeys(bags_of, FUSED_TABLE_WISE))
+    one = planner(profile=profile, batch_size=1024, constraints=constraints)
+    plan: Any = one.plan(model, fr.fused_sharders()).plan["bags"]
+    assert plan["many0"].ranks != plan["many1"].ranks
+    perf = {option.name: option.total_perf for option in one.get_selected_options()}
+    assert perf["many0"] == perf["many1"] > 10 * perf["few0"] == 10 * perf["few1"]
+
+
+@pytest.mark.parametrize("dim", [8, 64, 128])
+@pytest.mark.parametrize("length", [1.0, 2.0, 20.0])
+def test_stock_shardings_are_not_chosen_where_fused_ones_are_allowed(
+    length: float, dim: int
+) -> None:
+    """TorchRec's estimators count otherwise than ours, so that stock ones can look faster."""
+    allowed = [*FUSED_TYPES, "table_wise", "row_wise", "column_wise"]
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=allowed, compute_kernels=["fused"], pooling_factors=[factor]
+        )
+        for name, factor in {"long": length, "short": 1.0}.items()
+    }
+    one = planner(constraints=constraints, batch_size=1024)
+    plan = one.plan(bags(dim, long=10**6, short=10**4), fr.fused_sharders())
+    assert {*types(plan).values()} <= {*FUSED_TYPES}
+
+
+def test_weights_of_bags_travel_without_a_cluster_too() -> None:
+    def sent(weighted: bool) -> float:
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=10**6, embedding_dim=64, feature_names=["t"]
+        )
+        meta = torch.device("meta")
+        model = EmbeddingBagCollection([config], is_weighted=weighted, device=meta)
+        constraints = {
+            "t": ParameterConstraints(sharding_types=[FUSED_TABLE_WISE], pooling_factors=[20.0])
+        }
+        one = planner(constraints=constraints, batch_size=64)
+        one.plan(model, fr.fused_sharders())
+        (option,) = one.get_selected_options()
+        return option.shards[0].perf.input_dist_comms
+
+    assert sent(weighted=True) / sent(weighted=False) == pytest.approx(41 / 21)
+
+
+def test_whoever_says_nothing_of_bags_is_told_what_is_assumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, sharders = bags(a=100, b=100, c=100, d=100, e=100), fr.fused_sharders()
+    planner(constraints=pooling(b=2.0)).plan(model, sharders)
+    (text,) = [record.getMessage() for record in caplog.records if "nobody" in record.msg]
+    assert "a bag of 'a', 'c', 'd' and 1 more has" in text
+    assert "constraints={'a': ParameterConstraints(pooling_factors=[10.0]), ...}" in text
+    caplog.clear()
+    planner(constraints=pooling(**dict.fromkeys("abcde", 1.0))).plan(model, sharders)
+    profile = counted_profile(dict.fromkeys("abcde", 20), rows=100, used=50)
+    planner(profile=profile).plan(model, sharders)
+    assert "nobody" not in caplog.text
 
 
 def test_statistics_say_which_fused_sharding_a_table_has_and_why(

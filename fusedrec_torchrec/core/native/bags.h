@@ -102,8 +102,8 @@ FOR_THIS_CPU int64_t sum_of(const int32_t* lengths, int64_t bags) {
   return sum;
 }
 
-// Which bags of a slot tell whether its bags repeat: a sixteenth of them, but at least 128, in runs
-// of four that are spread over the slot.  Runs find what repeats at once, as in a session; their
+// Which bags of a slot tell whether its bags repeat: a sixteenth of them, but at least 128 or half of
+// them, in runs of four that are spread over the slot; all of 32 bags or fewer.  Runs find what repeats at once, as in a session; their
 // places are irregular, so that they find what repeats at almost any distance.  The same as
 // `_sampled` of exchange/distinct_bags.py.
 struct Sample {
@@ -111,7 +111,9 @@ struct Sample {
   static constexpr uint32_t kSeed = 185; // halves, thirds and quarters of common sizes are found
   int64_t bags, runs, run; // run: bags of each
 
-  explicit Sample(int64_t bags) : bags(bags), runs(std::max<int64_t>(bags / 16, 128) / kRun) {
+  explicit Sample(int64_t bags) : bags(bags) {
+    const int64_t least = bags <= 32 ? 32 : std::min<int64_t>(bags / 2, 128);
+    runs = std::max<int64_t>(bags / 16, least) / kRun;
     run = kRun;
     if (is_all()) {
       runs = 1;

@@ -13,7 +13,7 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED
 __all__ = ["Timed", "fit", "fit_link", "non_negative"]
 
 CURVE_WEIGHT = 0.3  # of a size of a collective, to a step
-RATES = ("ids", "lookup", "pooling", "hot", "bag_ids", "bag_lookup")
+RATES = ("ids", "lookup", "pooling", "hot", "bag_ids", "bag_lookup", "owner_ids")
 FIXED = ("step", "table", "bucket")  # microseconds
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ fusedrec_torchrec.planner.calibrate.measure`` on several.
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -37,11 +37,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
+from fusedrec_torchrec.access.bag_counts import CountedBags
 from fusedrec_torchrec.access.distinct_bags import BagsByChance
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.row_classes import RowClasses
-from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
+from fusedrec_torchrec.access.synthetic import BagKind, SyntheticData, SyntheticTable
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_yaml
 from fusedrec_torchrec.core.device import DEVICES
 from fusedrec_torchrec.core.files import write_text
@@ -82,6 +83,7 @@ class Shape:
     pooling: float = 1.0
     zipf: float = 1.1
     hot: int = 0
+    bags: BagKind = "fresh"
 
     @property
     def names(self) -> list[str]:
@@ -109,6 +111,12 @@ OWNED_SHAPES = (  # of fused tables that their owners pool
     (FUSED_TABLE_WISE, Shape(pooling=10.0, batch=512)),
     (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=512, dim=16)),
     (FUSED_COLUMN_WISE, Shape(pooling=10.0, batch=512)),
+    (FUSED_TABLE_WISE, Shape(batch=2048)),  # bags of one id
+    (FUSED_COLUMN_WISE, Shape(batch=1024)),
+    # Of bags that repeat, requesters read more ids than owners.
+    (FUSED_TABLE_WISE, Shape(pooling=30.0, batch=1024, bags="repeated")),
+    (FUSED_TABLE_WISE, Shape(pooling=8.0, batch=2048, dim=32, bags="repeated")),
+    (FUSED_COLUMN_WISE, Shape(pooling=30.0, batch=512, dim=32, bags="repeated")),
     (FUSED_MIXED, Shape(batch=16)),  # little else than the start of a step and its buckets
     (FUSED_MIXED, Shape(batch=64)),
     (FUSED_MIXED, Shape(batch=64, dim=16)),
@@ -130,9 +138,10 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Measured(Timed):
-    """Is a measured step of a shape."""
+    """Is a measured step of a shape, with tables sharded in some way."""
 
     shape: Shape
+    sharding: str
 
 
 # ---------------------------------------------------------------- what is measured
@@ -188,7 +197,13 @@ def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
     """Returns data of a shape, and its hot rows."""
     source = SyntheticData(
         [
-            SyntheticTable(name=name, rows=shape.rows, zipf=shape.zipf, pooling=shape.pooling)
+            SyntheticTable(
+                name=name,
+                rows=shape.rows,
+                zipf=shape.zipf,
+                pooling=shape.pooling,
+                bags=shape.bags,
+            )
             for name in shape.names
         ],
         dense_features=1,
@@ -233,14 +248,17 @@ def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
 def predicted(system: str, shape: Shape, ranks: int) -> Step:
     """Returns the same step as the cost model sees it."""
     classes = RowClasses.zipf(shape.rows, shape.zipf)
-    bags = BagsByChance(classes, shape.pooling, scattered=True)
+    by_chance = BagsByChance(classes, shape.pooling, scattered=True)
+    bag_use: Mapping[str, BagsByChance | CountedBags] = dict.fromkeys(shape.names, by_chance)
+    source, hot_set = source_of(shape, ranks)
+    if shape.bags == "repeated":  # which no law of rows knows
+        bag_use = sample_profile(source, 1.0, COUNTERS, progress=False).bags
     loads = [
-        TableLoad(name, shape.rows, shape.dim, shape.pooling, classes, bag_use=bags)
+        TableLoad(name, shape.rows, shape.dim, shape.pooling, classes, bag_use=bag_use[name])
         for name in shape.names
     ]
     if system not in (*FUSED_TYPES, FUSED_MIXED):
         return stock_step(system, loads, shape.batch, ranks)
-    _, hot_set = source_of(shape, ranks)
     hot = None
     if hot_set is not None:
         hot = HotUse(np.array([len(hot_set.ids[name]) for name in shape.names]))
@@ -342,7 +360,7 @@ def calibrate(
     measured = []
     for system, shape in tqdm(todo, desc="steps", disable=not progress):
         seconds = run(partial(seconds_of_step, system, shape, device))
-        measured.append(Measured(predicted(system, shape, ranks), seconds, shape))
+        measured.append(Measured(predicted(system, shape, ranks), seconds, shape, system))
     away = (ranks - local if local < ranks else ranks - 1) / ranks
     far = [size * away for size in COLLECTIVE_SIZES]
     curve = list(zip(far, everyone["all_to_all"], strict=True))
@@ -378,9 +396,11 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
         shape = timed.shape
         rows.append(
             (
-                timed.step.system,
+                timed.sharding,
                 f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
-                f"{shape.pooling:g}, zipf {shape.zipf}" + (f", {shape.hot} hot" * bool(shape.hot)),
+                f"{shape.pooling:g}, zipf {shape.zipf}"
+                + (f", {shape.hot} hot" * bool(shape.hot))
+                + (", repeated bags" * (shape.bags == "repeated")),
                 f"{1e3 * timed.seconds:.2f}",
                 f"{1e3 * predicted:.2f}",
                 f"{predicted / timed.seconds - 1:+.0%}",
@@ -388,7 +408,7 @@ def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
         )
     print_table(
         f"steps of {cluster.name}, milliseconds",
-        ("system", "shape", "measured", "predicted", "off by"),
+        ("sharding", "shape", "measured", "predicted", "off by"),
         rows,
     )
     errors = [abs(m.step.seconds(cluster) / m.seconds - 1) for m in measured]

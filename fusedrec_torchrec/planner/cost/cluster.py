@@ -15,8 +15,13 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 __all__ = ["ClusterConfig", "LinkConfig", "RatesConfig"]
 
 GB, MB = 1e9, 1e6
-# How much faster ids of bags are read than made unique, and their rows added up than touched.
-BAGS_FASTER = {"bag_ids": 4.0, "bag_lookup": 10.0}
+# How much faster ids of bags are read than made unique, rows added up than looked up one by one,
+# and ids of bags gone through by owners than by requesters.
+BAGS_FASTER = {
+    "bag_ids": (4.0, "ids"),
+    "bag_lookup": (10.0, "lookup"),
+    "owner_ids": (1.0, "bag_ids"),
+}
 
 
 @section
@@ -52,8 +57,10 @@ class RatesConfig:
         bag_ids: Million ids a second in bags that a requester tells apart and sends, of fused
             tables that their owners pool; bags themselves are made unique as ids are. Four
             times ids if none.
-        bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables; what the
-            first touch of a row costs is in lookup. Ten times lookup if none.
+        bag_lookup: GB/s of rows that an owner pools, and updates, of the same tables, beyond the
+            first of each bag, which counts as lookup. Ten times lookup if none.
+        owner_ids: Million ids a second that an owner goes through for that, in lookup and update,
+            however many columns it has. As bag_ids if none.
     """
 
     step: float = Field(default=500.0, ge=0)
@@ -65,13 +72,15 @@ class RatesConfig:
     bucket: float = Field(default=0.0, ge=0)
     bag_ids: float | None = Field(default=None, gt=0)
     bag_lookup: float | None = Field(default=None, gt=0)
+    owner_ids: float | None = Field(default=None, gt=0)
 
     def rate(self, kind: str) -> float:
         """Returns how much of a kind of work is done in a second, in the units of its field."""
         value: float | None = getattr(self, kind)
         if value is not None:
             return value
-        return BAGS_FASTER[kind] * float(getattr(self, kind.removeprefix("bag_")))
+        times, other = BAGS_FASTER[kind]
+        return times * self.rate(other)
 
 
 @section

@@ -71,7 +71,7 @@ class Stage:
     Attributes:
         name: what it is called.
         kind: a collective, or the rate that limits the stage: ``ids``, ``lookup``, ``pooling``,
-            ``bag_ids``, ``bag_lookup``, ``hot``.
+            ``bag_ids``, ``bag_lookup``, ``owner_ids``, ``hot``.
         amount_W: bytes that each rank sends, or bytes or ids that it works on.
         ranks: that take part in the collective.
         local: of them, on one node.
@@ -140,10 +140,23 @@ class Step:
     buckets: int = 1
 
     def look_up(
-        self, name: str, bytes_T: Floats, shares_TW: Floats, host_T: NDArray[np.bool_]
+        self,
+        name: str,
+        bytes_T: Floats,
+        shares_TW: Floats,
+        host_T: NDArray[np.bool_],
+        of_bags_W: Floats | float = 0.0,
     ) -> None:
-        """Adds rows that are read or written by their owners, apart those in host memory."""
-        self.add(name, "lookup", (bytes_T * ~host_T) @ shares_TW)
+        """Adds rows that are read or written by their owners, apart those in host memory.
+
+        Args:
+            name: of the stage.
+            bytes_T: of each table.
+            shares_TW: of each rank in them.
+            host_T: which tables are in host memory.
+            of_bags_W: bytes of each rank for bags, which are of the device's memory.
+        """
+        self.add(name, "lookup", (bytes_T * ~host_T) @ shares_TW + of_bags_W)
         if host_T.any():
             self.add(f"{name}_on_host", "host_lookup", (bytes_T * host_T) @ shares_TW)
 

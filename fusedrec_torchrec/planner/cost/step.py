@@ -26,8 +26,9 @@ fused_table_wise    in the same three collectives, of the same step
 dedup               bags are made unique, as ids are in other tables
 bag_dedup           n ids are read to tell their bags apart, and sent
 ids                 G lengths and m ids go to the owner, and m weights if there are any
-lookup              the owner touches W U rows, as if they were split by rows
-bag_lookup          and adds up W m of them, those that come again from its caches
+lookup              the owner answers with W G rows, each as if it were a row that is asked for
+bag_lookup          and adds up the other W (m - G) rows of their bags
+owner_ids           going through W m ids in lookup and again in update, however few its columns
 rows                it sends (W - 1) G rows as the codec writes them
 pooling             rows of distinct bags are copied to all bags that are like them
 pooling_backward    gradients of equal bags are summed
@@ -134,7 +135,7 @@ def fused_step(
     shares_TW = _shares(tables, batch, ranks, ranges, hot, owned.mask_TW)
     ids_T = np.array([table.ids(batch) for table in tables])
     unique_T = np.array([t.unique(batch, int(h)) for t, h in zip(tables, hot_T, strict=True)])
-    touched_T, unique_T = unique_T, unique_T * ~owned.is_owned_T
+    unique_T = unique_T * ~owned.is_owned_T
     table_bytes_T = np.array([float(table.dim * table.element_bytes) for table in tables])
     outputs = sum(batch * t.outputs * t.dim * NUMBER_BYTES for t in tables)
     # What one requester asks of each owner: ids of rows, and bags with their lengths.
@@ -152,21 +153,23 @@ def fused_step(
         step.add("bag_dedup", "bag_ids", (ids_T * owned.is_owned_T).sum())
     if hot is not None and hot.rows:
         step.add("hot_lookup", "hot", (ids_T * ~owned.is_owned_T).sum())
-    header = COUNTS + owned.buckets
+    header = COUNTS + owned.buckets + owned.bag_buckets
     if exact_counts:
         step.add("counts", "all_to_all", (ranks - 1) * header * NUMBER_BYTES)
         step.add("ids", "all_to_all", (asked_W.sum() - asked_W) * NUMBER_BYTES)
     else:
         wanted = np.ceil(asked_W.max() * (1 + slack) / GRANULE) * GRANULE
         step.add("ids", "all_to_all", (ranks - 1) * (header + wanted) * NUMBER_BYTES)
-    step.look_up("lookup", ranks * touched_T * table_bytes_T, shares_TW, host_T)
+    looked_up = (ranks * unique_T * table_bytes_T, shares_TW, host_T, ranks * owned.answered_W)
+    step.look_up("lookup", *looked_up)
     if owned.is_owned_T.any():
         step.add("bag_lookup", "bag_lookup", ranks * owned.read_W)
+        step.add("owner_ids", "owner_ids", 2 * ranks * owned.ids_W)
     step.add("rows", "all_to_all", (ranks - 1) * rows_W)
     step.add("pooling", "pooling", owned.pooled_by_requester)
     step.add("pooling_backward", "pooling", outputs)
     step.add("gradients", "all_to_all", gradients_W.sum() - gradients_W)
-    step.look_up("update", ranks * touched_T * table_bytes_T, shares_TW, host_T)
+    step.look_up("update", *looked_up)
     if owned.is_owned_T.any():
         step.add("bag_update", "bag_lookup", ranks * owned.read_W)
     if hot is not None and hot.rows:
@@ -182,10 +185,13 @@ class _OwnedTables:
         is_owned_T: which tables are such.
         words_W: numbers that one requester sends to each owner, lengths, ids and weights.
         rows_2W: bytes of rows, and of gradients, of one requester's bags at each owner.
-        read_W: bytes that each owner reads for one requester.
+        answered_W: bytes of rows that each owner answers one requester with.
+        read_W: bytes that it reads for that, beyond the first row of each bag.
+        ids_W: how many ids it goes through.
         full_bags: bags of a requester that are not empty, of such tables.
         pooled_by_requester: bytes that a requester pools or copies, of all tables.
         buckets: how many of them all tables make.
+        bag_buckets: how many of these owners pool, whose ids are counted, too.
     """
 
     def __init__(
@@ -197,7 +203,7 @@ class _OwnedTables:
         codecs: Codecs,
     ) -> None:
         self.mask_TW = np.zeros((len(tables), ranks))
-        self.words_W, self.read_W = np.zeros(ranks), np.zeros(ranks)
+        self.words_W, self.answered_W, self.read_W, self.ids_W = np.zeros((4, ranks))
         self.rows_2W = np.zeros((2, ranks))
         self.full_bags = self.pooled_by_requester = 0.0
         buckets = set()
@@ -209,7 +215,10 @@ class _OwnedTables:
                 at = list(own)
                 self.mask_TW[t, at] = 1.0
                 self.words_W[at] += bags.bags + bags.ids * (2 if table.weighted else 1)
-                self.read_W[at] += bags.ids * columns * table.element_bytes
+                others = max(bags.ids - bags.bags, 0.0)
+                self.answered_W[at] += bags.bags * columns * table.element_bytes
+                self.read_W[at] += others * columns * table.element_bytes
+                self.ids_W[at] += bags.ids
                 self.rows_2W[:, at] += np.outer(
                     bytes_of_row(codecs, columns), [bags.bags] * len(at)
                 )
@@ -223,6 +232,7 @@ class _OwnedTables:
             buckets.add((columns, table.kind, bool(own)))
         self.is_owned_T = self.mask_TW.any(1)
         self.buckets = len(buckets)
+        self.bag_buckets = sum(is_owned for *_, is_owned in buckets)
 
 
 def _shares(

@@ -225,6 +225,7 @@ class Explanation:
                     "ids": "ids at the requester",
                     "bag_ids": "bags at the requester",
                     "bag_lookup": "lookup and pooling at the owner",
+                    "owner_ids": "ids of bags at the owner",
                     "hot": "looking for hot rows",
                 }
                 kind = name.get(stage.kind, f"{stage.kind.replace('_', ' ')} of rows")

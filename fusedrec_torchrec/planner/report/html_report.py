@@ -129,7 +129,8 @@ def kind_of(stage: str, kind: str, is_collective: bool) -> str:
         return "2D sync"
     if is_collective:
         return "wire"
-    return {"host_lookup": "lookup", "bag_lookup": "lookup", "bag_ids": "ids"}.get(kind, kind)
+    as_lookup = ("host_lookup", "bag_lookup", "owner_ids")
+    return "lookup" if kind in as_lookup else {"bag_ids": "ids"}.get(kind, kind)
 
 
 def _by_kind(decision: Decision) -> dict[str, float]:

@@ -30,9 +30,12 @@ __all__ = ["LOADS", "OWNED", "Prices", "exchange_of", "owned_as"]
 TABLE_WISE = "table_wise"
 OWNED = {TABLE_WISE: (TABLE_WISE,), FUSED_TABLE_WISE: OWNER_POOLED}  # kinds of loads, of whom
 KIND_OF = {system: kind for kind, systems in OWNED.items() for system in systems}
-ALONE = {"lengths", "ids", "lookup", "bag_lookup", "rows", "gradients", "update", "bag_update"}
+ALONE = {
+    *("lengths", "ids", "lookup", "bag_lookup", "owner_ids"),
+    *("rows", "gradients", "update", "bag_update"),
+}
 FEWEST_OWNERS = 2  # of columns
-LOADS = 5  # lengths, ids, touched, looked up, sent
+LOADS = 6  # lengths, ids, ids of owners, answered, looked up, sent
 Floats = NDArray[np.float64]
 
 
@@ -71,9 +74,10 @@ class Prices:
         ranks: of a group.
         of_use: seconds of a sharding's exchange without tables.
         of_tables: seconds that each table adds; without the loads of its ranks, if they are few.
-        loads: of each kind of ``OWNED``, for each table: bytes of lengths, of ids, of distinct rows
-            that are touched, of rows that are looked up, and of rows that travel, all of one
-            requester.
+        loads: of each kind of ``OWNED``, for each table: bytes of lengths and of ids; ids that
+            fused owners go through; bytes of rows that these answer with, of rows that are looked
+            up (of fused tables, others than the first of each bag), and of rows that travel, all of
+            one requester.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Prices:
             for table, host in zip(tables, on_host, strict=True):
                 size = (table.rows, table.dim, table.row_bytes)
                 use = (table.pooling, table.classes, table.bags, table.pooled, table.bag_use)
-                key = (*size, *use, host)
+                key = (*size, *use, table.weighted, host)
                 if key not in known:
                     known[key] = self._step(system, table, host).seconds(cluster) - base
                 prices.append(known[key])
@@ -110,7 +114,8 @@ class Prices:
         rows = next(stage for stage in step.stages if stage.name == "rows")
         self._wire = rows.line(cluster).per_byte
         twice = 2 * self.ranks / GB  # lookup and update, for all ranks
-        self._touch = twice / cluster.fused.lookup
+        self._answer = twice / cluster.fused.lookup
+        self._owner_id = 2 * self.ranks / (1e6 * cluster.fused.rate("owner_ids"))
         self._lookup = {
             TABLE_WISE: twice / cluster.rates(TABLE_WISE).lookup,
             FUSED_TABLE_WISE: twice / cluster.fused.rate("bag_lookup"),
@@ -172,52 +177,56 @@ class Prices:
 
     def load_of(self, kind: str, t: int, owners: int) -> Floats:
         """Returns the load of a table on each of its owners: all ids, and a part of the columns."""
-        return np.asarray(self.loads[kind][:, t] / [1, 1, *[owners] * 3])
+        return np.asarray(self.loads[kind][:, t] / [1, 1, 1, *[owners] * 3])
 
     def of_owned(self, kind: str, loads_KW: Floats) -> float:
         """Returns what the busiest rank adds to a step; loads are as in ``loads``."""
-        lengths, ids, touched, work, pooled = loads_KW
+        lengths, ids, owner_ids, answered, work, pooled = loads_KW
         others = self.ranks - 1
         wire = lengths.sum() - lengths.min() + ids.sum() - ids.min()
         if kind != TABLE_WISE and not self._exact_counts:
             wire = others * (1 + SLACK) * ids.max()
         wire += others * pooled.max() + pooled.sum() - pooled.min()
-        looked_up = self._touch * touched.max() + self._lookup[kind] * work.max()
-        return float(self._wire * wire + looked_up)
+        looked_up = self._answer * answered.max() + self._lookup[kind] * work.max()
+        return float(self._wire * wire + looked_up + self._owner_id * owner_ids.max())
 
     def of_ranks(self, kind: str, loads_KW: Floats) -> Floats:
         """Returns how busy each rank is with its loads, in seconds."""
-        lengths, ids, touched, work, pooled = loads_KW
+        lengths, ids, owner_ids, answered, work, pooled = loads_KW
         wire = (self.ranks - 1) * (lengths + ids + pooled)
-        return np.asarray(self._wire * wire + self._touch * touched + self._lookup[kind] * work)
+        looked_up = self._answer * answered + self._lookup[kind] * work
+        return np.asarray(self._wire * wire + looked_up + self._owner_id * owner_ids)
 
     def balanced(self, system: str) -> Floats:
         """Returns the prices of tables if the load of ranks were spread evenly."""
         prices, kind = self.of_tables[system], owned_as(system)
         if kind is None:
             return prices
-        lengths, ids, touched, work, pooled = self.loads[kind]
+        lengths, ids, owner_ids, answered, work, pooled = self.loads[kind]
         owners = FEWEST_OWNERS if system == FUSED_COLUMN_WISE else 1
         slack = 1 + SLACK if kind != TABLE_WISE and not self._exact_counts else 1.0
         away = (self.ranks - 1) / self.ranks
         wire = away * (lengths + owners * slack * ids + 2 * pooled)
-        looked_up = (self._touch * touched + self._lookup[kind] * work) / self.ranks
-        return np.asarray(prices + self._wire * wire + looked_up)
+        looked_up = (
+            self._answer * answered + self._lookup[kind] * work
+        ) + self._owner_id * owners * owner_ids
+        return np.asarray(prices + self._wire * wire + looked_up / self.ranks)
 
 
 def _stock_load(table: TableLoad, batch: int) -> tuple[float, ...]:
     """Returns the loads of a table that is table-wise."""
     row = table.dim * NUMBER_BYTES
     ids = table.ids(batch)
-    return batch * table.bags * 4.0, 8.0 * ids, 0.0, ids * row, batch * table.outputs * row
+    return batch * table.bags * 4.0, 8.0 * ids, 0.0, 0.0, ids * row, batch * table.outputs * row
 
 
 def _fused_load(table: TableLoad, batch: int) -> tuple[float, ...]:
     """Returns the loads of a table whose owners pool it."""
     if not table.pooled:
-        return 0.0, 0.0, 0.0, 0.0, 0.0
+        return (0.0,) * LOADS
     bags = table.distinct_bags(batch)
     words = bags.bags + bags.ids * (2 if table.weighted else 1)
     row = table.dim * table.element_bytes
     sent = bags.bags * table.dim * NUMBER_BYTES
-    return 0.0, words * NUMBER_BYTES, table.unique(batch) * row, bags.ids * row, sent
+    others = max(bags.ids - bags.bags, 0.0)
+    return 0.0, words * NUMBER_BYTES, bags.ids, bags.bags * row, others * row, sent

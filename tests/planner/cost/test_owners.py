@@ -48,17 +48,22 @@ def test_a_table_that_its_owner_pools_by_hand() -> None:
     assert step.collectives == 4 and stages["dedup"] == [4, 4] and stages["bag_dedup"] == [12, 12]
     # 4 lengths, 12 ids and 12 weights go from rank 0 to rank 1, and 4 rows come back.
     assert stages["ids"] == pytest.approx([28 * 4, 0])
+    # Status, wanted capacity, overflow, bags and their ids.
+    assert stages["counts"] == [5 * 4, 5 * 4]
     assert stages["rows"] == pytest.approx([0, 4 * 64])
     assert stages["gradients"] == pytest.approx([4 * 64, 0])
-    assert stages["lookup"] == stages["update"] == pytest.approx([0, 2 * load.unique(4) * 64])
-    assert stages["bag_lookup"] == pytest.approx([0, 2 * 12 * 64])
+    # Of 2 requesters 4 bags each, whose first rows are like rows that are asked for.
+    assert stages["lookup"] == stages["update"] == pytest.approx([0, 2 * 4 * 64])
+    assert stages["bag_lookup"] == pytest.approx([0, 2 * 8 * 64])
+    assert stages["owner_ids"] == pytest.approx([0, 2 * 2 * 12])  # in lookup and update
     assert stages["bag_update"] == stages["bag_lookup"]
     assert stages["pooling"] == stages["pooling_backward"] == [4 * 64, 4 * 64]
     columns = fused_step([load], 4, 2, exact_counts=True, owners=[(0, 1)])
     stages = {stage.name: stage.amount_W.tolist() for stage in columns.stages}
     assert stages["ids"] == pytest.approx([28 * 4] * 2)  # to both, half of which stays
     assert stages["rows"] == pytest.approx([4 * 32] * 2)
-    assert stages["bag_lookup"] == pytest.approx([2 * 12 * 32] * 2)
+    assert stages["bag_lookup"] == pytest.approx([2 * 8 * 32] * 2)
+    assert stages["owner_ids"] == pytest.approx([2 * 2 * 12] * 2)  # each goes through all of them
 
 
 def test_mixed_types_are_one_exchange() -> None:

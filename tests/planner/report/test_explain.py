@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fusedrec_torchrec.planner.cost.cluster import RatesConfig
 from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
 from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
@@ -25,7 +26,8 @@ def test_it_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         table("s", 1000, pooling=3.0, pooled=False),
     ]
     search = SearchConfig()
-    explanation = Explanation(decide(tables, 1024, quick(2), search), search)
+    slow_ids = RatesConfig(ids=5.0, bag_ids=400.0)
+    explanation = Explanation(decide(tables, 1024, quick(2, fused=slow_ids), search), search)
     print_explanation(explanation)
     text = capsys.readouterr().out
     assert "100 distinct bags are fewer than" in text and "25.0 KiB of rows" in text

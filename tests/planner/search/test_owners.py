@@ -42,7 +42,8 @@ def test_prices_add_up(exact: bool, owners: list[tuple[int, ...]]) -> None:
     total += of.of_owned(FUSED_TABLE_WISE, loads)
     step = fused_step(tables, BATCH, 4, exact_counts=exact, owners=owners)
     assert total == pytest.approx(step.seconds(cluster), rel=5e-3)
-    assert of.of_use[FUSED_TABLE_WISE] == pytest.approx(of.of_use[FUSED])
+    # But for the word of the header that says how many ids bags have.
+    assert of.of_use[FUSED_TABLE_WISE] == pytest.approx(of.of_use[FUSED], rel=1e-4)
 
 
 def systems_of(*tables: TableLoad, ranks: int = 2, **settings: Any) -> tuple[str, ...]:

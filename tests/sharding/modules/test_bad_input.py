@@ -218,7 +218,7 @@ BAD_BY_TYPE = [
     for spoil in BAD
     for types in TYPES
     for first in (0, 3)
-    if types == "rows" or (spoil in (too_large, huge, missing_feature) and first == 3)
+    if types == "rows" or (spoil in (too_large, huge, negative, missing_feature) and first == 3)
 ]
 
 

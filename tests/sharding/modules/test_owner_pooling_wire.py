@@ -139,6 +139,26 @@ def test_rows_on_the_wire_are_the_distinct_remote_bags(
             assert gradients == 4 * step["asks"]  # sent by requesters
 
 
+def test_bags_that_repeat_travel_once_in_batches_that_only_a_sample_is_taken_of(
+    cluster_2: Cluster,
+) -> None:
+    """Up to 128 bags of a slot are all looked at; of more, a sample tells whether to look on."""
+    case = Case(
+        tables=tuple(Table(t.name, t.rows, t.dim, t.features, sharding=t.sharding) for t in BAGS),
+        batch_sizes=(700, 700),
+        lengths=(1, 2),
+        skew=3.0,
+        steps=2,
+    )
+    for rank in cluster_2.run(bytes_of_steps, case):
+        for step in rank:
+            *_, rows, gradients = step["bytes"]
+            assert rows == 4 * step["is_asked"]
+            assert gradients == 4 * step["asks"]
+            # Without dedup there would be a row of 44 columns, or half of it, for each sample.
+            assert step["asks"] < 700 * 44 / 4
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_on_the_wire_of_a_mix_are_distinct_rows_and_distinct_bags(
