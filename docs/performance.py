@@ -22,7 +22,7 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
-MARK = re.compile(r"(<!-- (\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (?!end)(\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES = (
     DOCS / "performance.md",
     DOCS / "hot-rows.md",
