@@ -6,8 +6,8 @@ compared in full.
 
 To look for equal bags costs a pass over the ids.  A slot does so if enough bags of a sample repeat,
 which is a sixteenth of its bags, but at least 128 or half of them, and all of 32 or fewer: runs of
-four, spread over the slot at irregular places.  So it finds bags that repeat at once, as in a session, or at a distance, or in one part of
-the batch only.
+four, spread over the slot at irregular places.  So it finds bags that repeat at once, as in a
+session, or at a distance, or in one part of the batch only.
 
 Nothing is remembered from batch to batch: sums of gradients, whose last bits depend on which bags
 are one, are the same in a run that was interrupted and resumed.
