@@ -20,6 +20,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
 from fusedrec_torchrec.exchange.checks import (
+    InverseIndices,
     Report,
     check_batch,
     check_names,
@@ -104,8 +105,7 @@ class CanonicalFeatures:
             )
         counted = self._counted or not are_counted_on_device(features)
         check_batch(features, self._needs_weights, self._device, counted)
-        reports = device_reports(features)
-        inverse_indices = features.inverse_indices_or_none()
+        reports, inverse_indices = device_reports(features, counted)
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
         order = self._orders[keys]
@@ -152,9 +152,7 @@ class CanonicalFeatures:
             values, weights = values.long(), None if weights is None else weights.float()
         return _with_ids(features, values, weights)
 
-    def _in_slot_order(
-        self, inverse_indices: tuple[list[str], torch.Tensor]
-    ) -> tuple[list[str], torch.Tensor]:
+    def _in_slot_order(self, inverse_indices: InverseIndices) -> InverseIndices:
         """Returns inverse indices in the order of the slots, each feature once.
 
         TorchRec works out how they belong to its outputs with the first batch only.
