@@ -27,8 +27,10 @@ Files, in the order of the data path:
 """
 
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -166,7 +168,7 @@ def _registered() -> bool:
             definitions.define(name + schema)
     _LIBRARIES.append(definitions)
     kernels = torch.library.Library("fusedrec", "IMPL", "CUDA")
-    for name, function in {
+    implementations: dict[str, Callable[..., Any]] = {
         "bad_lengths": checks.bad_lengths,
         "number_rows": row_numbers.number_rows,
         "number_batch_rows": row_numbers.number_batch_rows,
@@ -198,10 +200,35 @@ def _registered() -> bool:
         "list_touched": touched.list_touched,
         "unite_touched": touched.unite_touched,
         "write_means": touched.write_means,
-    }.items():
-        kernels.impl(name, function)
+    }
+    for name, function in implementations.items():
+        kernels.impl(name, _on_device_of_tensors(function))
     _LIBRARIES.append(kernels)
     return True
+
+
+def _on_device_of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, made to launch on the device that its tensors are on.
+
+    Torch's own operators do so.  Triton launches on the current device, which is another one for
+    whoever has not called ``torch.cuda.set_device``.
+    """
+
+    @wraps(function)
+    def on_device(*args: Any) -> Any:
+        with torch.cuda.device(_device_of(args)):  # does nothing if it is the current one
+            return function(*args)
+
+    return on_device
+
+
+def _device_of(args: tuple[Any, ...]) -> torch.device:
+    """Returns the device of the first tensor among arguments, or in their lists."""
+    for argument in args:
+        first = argument[0] if isinstance(argument, list) and argument else argument
+        if isinstance(first, torch.Tensor):
+            return first.device
+    raise AssertionError("an operator of no tensors")
 
 
 _LIBRARIES: list[torch.library.Library] = []  # what they register goes with them
