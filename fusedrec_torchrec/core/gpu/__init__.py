@@ -9,6 +9,7 @@ and compile them.  docs/gpu.md says what that does and does not show.
 
 Files, in the order of the data path:
 
+- ``kernel``: what makes a kernel of a function, compiled once for batches of all sizes;
 - ``checks``: lengths of bags that do not fit the ids;
 - ``slots``: a batch slot after slot, whatever its features, and raw ids to rows;
 - ``segments``: how ids are put in order by row;

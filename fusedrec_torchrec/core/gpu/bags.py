@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _slot_of
 from fusedrec_torchrec.core.transfer import to_device
 
@@ -43,7 +44,7 @@ def _first_of(ends, slot, live):
     return tl.load(ends + slot - 1, mask=live & (slot > 0), other=0)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="ids weights starts bad")
 def _hash_bags(
     ids, weights, starts, bag_ends, tables, rows, hashes, table_of_bag, bad,
     bags, n, slots,
@@ -78,7 +79,7 @@ def _hash_bags(
     tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=live & (outside > 0))
 
 
-@triton.jit
+@kernel(numbers="bags n shift mask", addresses="ids weights starts place_of_bag")
 def _insert_bags(
     ids, weights, starts, hashes, table_of_bag, held_by, first_of, place_of_bag,
     bags, n, shift, mask, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
@@ -122,7 +123,7 @@ def _insert_bags(
     tl.store(place_of_bag + at, place.to(tl.int32), mask=has_ids)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="starts place_of_bag")
 def _mark_units(
     starts, bag_ends, ends, runs, first_of, place_of_bag, sums, bags, n, slots,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -146,7 +147,7 @@ def _mark_units(
         tl.store(sums + 1 + cell, unit, mask=has_shard)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="starts place_of_bag")
 def _cells(
     starts, bag_ends, ends, means, shard_buckets, runs, out_firsts, out_steps, part_cells,
     first_of, place_of_bag, sums, cells, divisor, counts, bags, n, slots, ranks, parts,
@@ -193,7 +194,7 @@ def _cells(
             tl.store(divisor + to, divided_by, mask=has_shard)
 
 
-@triton.jit
+@kernel(numbers="bags n size", addresses="ids weights starts")
 def _pack_units(
     ids, weights, starts, bag_ends, ends, shard_buckets, shard_owners, first_rows, runs, part_cells,
     sums, counts, row_counts, word_starts, words,

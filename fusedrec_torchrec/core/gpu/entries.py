@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["decode_entries", "encode_entries", "put_entries", "take_entries"]
@@ -62,7 +63,7 @@ def _limit_of(threshold):
     return tl.where(tau != tau, 0, bits)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="in_row")
 def _count(
     rows, threshold, in_row, size, dim,
     RELATIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -90,7 +91,7 @@ def _reaching(
     return tl.sum(total, 0)
 
 
-@triton.jit
+@kernel(addresses="in_row ties_of_row limits")
 def _arrange(
     rows, threshold, in_row, ranks, first_of_row, ties_of_row, limits, totals, dim,
     FIELDS: tl.constexpr, RELATIVE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -143,7 +144,7 @@ def _arrange(
     tl.store(limits + rank, limit)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="ties_of_row limits")
 def _write(
     rows, ranks, first_of_row, ties_of_row, limits, totals, positions, values, where, columns,
     size, dim, width,
@@ -193,7 +194,7 @@ def _write(
         tl.store(columns + place + unused, zero, mask=is_unused)
 
 
-@triton.jit
+@kernel(addresses="where")
 def _find(
     ranks, where, first_of_row, totals, width,
     FIELDS: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
@@ -222,7 +223,7 @@ def _find(
     tl.store(totals + rank, used - place)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="where columns values")
 def _read(
     ranks, where, columns, first_of_row, totals, values, positions, out, size, dim, width,
     FIELDS: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
@@ -262,7 +263,7 @@ def _read(
     tl.store(positions + place + unused, unused * 0 + size, mask=is_unused)
 
 
-@triton.jit
+@kernel(numbers="entries size")
 def _take(rows, positions, values, entries, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(positions + at, mask=at < entries, other=0)
@@ -270,7 +271,7 @@ def _take(rows, positions, values, entries, size, BLOCK: tl.constexpr):
     tl.store(values + at, value, mask=at < entries)
 
 
-@triton.jit
+@kernel(numbers="entries size", addresses="values")
 def _put(values, positions, rows, entries, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(positions + at, mask=at < entries, other=0)

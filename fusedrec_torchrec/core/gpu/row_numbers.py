@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, places_for
 from fusedrec_torchrec.core.transfer import to_device
 
@@ -114,7 +115,7 @@ def _next_numbers(part, is_new, counts, parts, BY_BLOCK: tl.constexpr):
     return number
 
 
-@triton.jit
+@kernel(numbers="n apart size hot_shift hot_mask", addresses="ids slot_ends")
 def _insert(
     ids, slot_ends, rows, salts, starts, shifts, hot_table, part_starts,
     table, number_of_place, counts, place_of_id, ranks_of_ids, bad,
@@ -188,7 +189,7 @@ def _segments(row, count, is_new, cursors, segments, n, FEW: tl.constexpr, PIECE
     tl.store(segments + 2 * row + 1, count, mask=is_new)
 
 
-@triton.jit
+@kernel(numbers="n")
 def _rows_of_ids(
     table, part_starts, number_of_place, counts, cursors, rows, keys, segments,
     n, owners, parts,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _hashed, _slot_of
 
 __all__ = ["hash_slots", "take_slots"]
@@ -32,7 +33,7 @@ def _source(at, offsets, bag_ends, firsts, bags, n, slots, STEPS: tl.constexpr):
     return begin, tl.maximum(end - begin, 0)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="offsets")
 def _take_lengths(
     offsets, bag_ends, firsts, lengths, bags, n, slots,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -42,7 +43,7 @@ def _take_lengths(
     tl.store(lengths + at, length.to(tl.int32), mask=at < bags)
 
 
-@triton.jit
+@kernel(numbers="bags n room", addresses="ids weights offsets")
 def _take_ids(
     ids, weights, offsets, bag_ends, firsts, starts, out, out_weights, bags, n, room, slots,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
@@ -61,7 +62,7 @@ def _take_ids(
             tl.store(out_weights + to_id, weight, mask=is_id)
 
 
-@triton.jit
+@kernel(numbers="n", addresses="ids slot_ends")
 def _hash_slots(
     ids, slot_ends, rows, salts, out, n, slots, STEPS: tl.constexpr, BLOCK: tl.constexpr
 ):

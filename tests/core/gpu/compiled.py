@@ -154,7 +154,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                  "BLOCK": 1024, "COLUMNS": 128, **programs},
             )
             for kernel, first, programs in (
-                (number_formats._encode, "rows", {"PROGRAMS": 64}),
+                (number_formats._encode, "rows", {"PROGRAMS": number_formats.MOST_PROGRAMS}),
                 (number_formats._decode, "out", {}),
             )
         ),
