@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.exchange.checks import (
     InverseIndices,
     Report,
@@ -31,6 +32,8 @@ from fusedrec_torchrec.exchange.slot_bags import are_counted_on_device
 from fusedrec_torchrec.exchange.taken_slots import TakenSlots
 
 __all__ = ["CanonicalFeatures"]
+
+_Order = tuple[list[int], torch.Tensor]  # where each slot stands in a batch, also on its device
 
 
 class CanonicalFeatures:
@@ -73,8 +76,8 @@ class CanonicalFeatures:
         self._unique_names = list(dict.fromkeys(names))
         self._taken_slots = TakenSlots(names, self._device)
         # By the names of a batch: where each slot stands in it, if it is not in order already.
-        self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}
-        self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
+        self._orders = Kept[_Order | None](lambda order: () if order is None else order[1:])
+        self._inverse_orders = Kept[torch.Tensor](lambda order: [order])
         self._last_was_variable: bool | None = None
 
     def __call__(
@@ -95,20 +98,12 @@ class CanonicalFeatures:
                 "TensorDict of jagged tensors"
             )
         keys = tuple(features.keys())
-        if keys not in self._orders:
-            self._check_names(keys)
-            indices = [keys.index(name) for name in self.names]
-            self._orders[keys] = (
-                None
-                if indices == list(range(len(keys)))
-                else (indices, torch.tensor(indices, dtype=torch.int32, device=self._device))
-            )
+        order = self._orders.get(keys, lambda: self._order(keys))
         counted = self._counted or not are_counted_on_device(features)
         check_batch(features, self._needs_weights, self._device, counted)
         reports, inverse_indices = device_reports(features, counted)
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
-        order = self._orders[keys]
         finds_slots = not counted and self._any_order and not variable
         if order is None or (finds_slots and sorted(order[0]) == list(range(len(keys)))):
             canonical = features
@@ -139,6 +134,14 @@ class CanonicalFeatures:
             inverse_indices=(self._unique_names, inverse) if variable else None,
         )
 
+    def _order(self, keys: Sequence[str]) -> _Order | None:
+        """Returns where each slot stands in a batch with these names, which are checked."""
+        self._check_names(keys)
+        indices = [keys.index(name) for name in self.names]
+        if indices == list(range(len(keys))):
+            return None
+        return indices, torch.tensor(indices, dtype=torch.int32, device=self._device)
+
     def _check_names(self, keys: Sequence[str]) -> None:
         check_names(keys, self._unique_names, self._known, self._refuse_extra)
 
@@ -158,12 +161,14 @@ class CanonicalFeatures:
         TorchRec works out how they belong to its outputs with the first batch only.
         """
         names, indices = inverse_indices
-        key = tuple(names)
-        if key not in self._inverse_orders:
-            self._inverse_orders[key] = torch.tensor(
+
+        def make() -> torch.Tensor:
+            return torch.tensor(
                 [names.index(name) for name in self._unique_names], device=indices.device
             )
-        return self._unique_names, indices.index_select(0, self._inverse_orders[key])
+
+        order = self._inverse_orders.get(tuple(names), make)
+        return self._unique_names, indices.index_select(0, order)
 
 
 def _with_ids(

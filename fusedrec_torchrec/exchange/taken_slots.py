@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["TakenSlots"]
@@ -28,8 +29,8 @@ class TakenSlots:
         self._device = device
         # An id is taken as often as its feature stands here, so there is room for all of them.
         self._times = max(Counter(names).values(), default=1)
-        # Of the last batch: strides and places of its features, and where the kernels find them.
-        self._known: tuple[tuple[list[int], list[int]], torch.Tensor] | None = None
+        # Of the last batch, by strides and places of its features: where the kernels find them.
+        self._known = Kept[torch.Tensor](lambda places_2S: [places_2S], most=1)
 
     def __call__(self, features: KeyedJaggedTensor, indices: Sequence[int]) -> KeyedJaggedTensor:
         """Returns the features of a batch at some indices, one for each slot."""
@@ -67,10 +68,10 @@ class TakenSlots:
 
     def _places(self, strides: list[int], indices: Sequence[int]) -> torch.Tensor:
         """Returns what ``take_slots`` wants to know of slots; mostly as for the batch before."""
-        key = (list(strides), list(indices))
-        if self._known is None or self._known[0] != key:
+
+        def make() -> torch.Tensor:
             firsts = list(accumulate(strides, initial=0))
             ends = accumulate(strides[i] for i in indices)
-            places = to_device([*ends, *(firsts[i] for i in indices)], self._device)
-            self._known = (key, places.view(2, -1))
-        return self._known[1]
+            return to_device([*ends, *(firsts[i] for i in indices)], self._device).view(2, -1)
+
+        return self._known.get((tuple(strides), tuple(indices)), make)
