@@ -144,6 +144,52 @@ def test_streams_wait_for_counts_and_copies_of_ids(
         assert not reports, "\n".join(reports)
 
 
+CODEC = fr.CodecOptions(type="dct")
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "codecs of numbers": {
+        "codecs": fr.Codecs(
+            forward=fr.CodecOptions(type="int8"), backward=fr.CodecOptions(type="bf16")
+        )
+    },
+    "thresholds": {"codecs": fr.Codecs(forward=CODEC)},
+    "2D weights": {"grid": fr.GridOptions(sharding_group_size=1, sync="weights")},
+    "2D weights, one step later": {
+        "grid": fr.GridOptions(sharding_group_size=1, sync="weights", overlap="one_step")
+    },
+    "2D gradients": {"grid": fr.GridOptions(sharding_group_size=1, sync="gradients")},
+    "2D gradients, thresholds": {
+        "grid": fr.GridOptions(sharding_group_size=1, sync="gradients", codec=CODEC)
+    },
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", ["plain loop", "TrainPipelineSparseDist"])
+def test_streams_wait_for_codecs_and_other_groups(
+    gpu_cluster: Cluster, name: str, exchange: str
+) -> None:
+    case = dataclasses.replace(case_of(name, "cold"), **EXCHANGES[exchange])
+    for streams, reports in gpu_cluster.run(looked_at, case, name):
+        assert streams > 1
+        assert not reports, "\n".join(reports)
+
+
+def without_backward(case: Case) -> list[str]:
+    from tests.emulated_cuda.hazards import hazards
+
+    with hazards() as found:
+        model = build(case)
+        for item in on_device(case):
+            model(item)
+    return found.reports()
+
+
+def test_outputs_of_2d_gradients_that_nobody_differentiates(gpu_cluster: Cluster) -> None:
+    case = dataclasses.replace(case_of("", "cold"), **EXCHANGES["2D gradients"])
+    for reports in gpu_cluster.run(without_backward, case):
+        assert not reports, "\n".join(reports)
+
+
 def sent_by_two_streams(case: Case) -> list[str]:
     """Sends a batch by the default stream, and another one by a stream that waits for neither."""
     from tests.emulated_cuda.hazards import hazards

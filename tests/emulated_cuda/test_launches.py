@@ -75,7 +75,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
-def compiled_in_training(case: Case, codecs: fr.Codecs | None) -> tuple[set[str], list[str]]:
+def compiled_in_training(case: Case) -> tuple[set[str], list[str]]:
     """Returns what some steps of one size have compiled, and what all others have, in order."""
     from triton import knobs
     from triton.runtime.jit import JITFunction
@@ -91,7 +91,7 @@ def compiled_in_training(case: Case, codecs: fr.Codecs | None) -> tuple[set[str]
     def note(fn: Any, repr: str, **_: Any) -> None:
         compiled.append(f"{fn.name}: {repr}")
 
-    model: Any = sharded(case, fr.ExchangeOptions(codecs=codecs))
+    model: Any = sharded(case)
     knobs.runtime.jit_post_compile_hook = note
     try:
         for step, sizes in enumerate([SIZES[0]] * 3 + [*SIZES] * 2):
@@ -111,9 +111,8 @@ def test_batches_of_all_sizes_are_trained_on_with_the_same_kernels(
 ) -> None:
     """A kernel that is compiled in the midst of training takes seconds, and others wait."""
     given: dict[str, Any] = {"tables": TABLES, "device": "cuda", **TRAINED[name]}
-    codecs = given.pop("codecs", None)
     # Bags of one length: ids of a bag that are taken at a time are a constant of the kernels.
     case = Case(batch_sizes=SIZES[0], lengths=(2,), **given)
-    for first, others in gpu_cluster.run(compiled_in_training, case, codecs):
+    for first, others in gpu_cluster.run(compiled_in_training, case):
         assert len(first) > 5
         assert not others, "\n".join(others)
