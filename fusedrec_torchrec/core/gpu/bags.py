@@ -98,9 +98,14 @@ def _insert_bags(
     has_ids = live & (length > 0)
     is_open = has_ids
     while tl.max(is_open.to(tl.int32), 0) > 0:
-        # Those that are done compare with what is never there, and change nothing.
-        empty = tl.where(is_open, 0, -1)
-        held = tl.atomic_cas(held_by + place, empty, (at + 1).to(tl.int32))
+        held = tl.load(held_by + place, mask=is_open, other=1)
+        is_empty = is_open & (held == 0)
+        if tl.max(is_empty.to(tl.int32), 0) > 0:
+            # All take part: who wants nothing changes zero to zero, at a place of its own.
+            target = tl.where(is_empty, place, tl.where(live, at, 0))
+            new = tl.where(is_empty, at + 1, 0).to(tl.int32)
+            before = tl.atomic_cas(held_by + target, tl.zeros_like(new), new)
+            held = tl.where(is_empty, before, held)
         is_held = is_open & (held != 0)
         other = tl.where(is_held, held - 1, 0).to(tl.int64)
         other_begin, other_length = _bag(starts, other, is_held, n)

@@ -151,12 +151,17 @@ def _insert(
     wanted = (key + 1).to(table.dtype.element_ty)
     is_open, is_new = live, live & (at < 0)
     while tl.max(is_open.to(tl.int32), 0) > 0:
-        # Those that are done compare with what is never there, and change nothing.
-        before = tl.atomic_cas(
-            table + place * words, tl.where(is_open, 0, -1).to(wanted.dtype), wanted
-        )
-        is_new = is_new | (is_open & (before == 0))
-        is_open = is_open & (before != 0) & (before != wanted)
+        # A key that many ids have is read by them, and not fought for.
+        held = tl.load(table + place * words, mask=is_open, other=1)
+        is_empty = is_open & (held == 0)
+        if tl.max(is_empty.to(tl.int32), 0) > 0:
+            # All take part: who wants nothing changes zero to zero, at a place of its own.
+            target = tl.where(is_empty, place, tl.where(at < n, at, 0))
+            new = tl.where(is_empty, wanted, 0).to(wanted.dtype)
+            before = tl.atomic_cas(table + target * words, tl.zeros_like(new), new)
+            held = tl.where(is_empty, before, held)
+            is_new = is_new | (is_empty & (before == 0))
+        is_open = is_open & (held != 0) & (held != wanted)
         next_ = place + 1
         place = tl.where(is_open, tl.where(next_ == size, 0, next_), place)
     if GROUPED:
