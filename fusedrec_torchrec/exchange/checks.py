@@ -9,19 +9,23 @@ and learns of bad lengths with the counts.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.core import operators
+from fusedrec_torchrec.core.gpu import segments
 from fusedrec_torchrec.core.transfer import ToHost, to_device
 
 __all__ = [
+    "DeviceReports",
     "InverseIndices",
     "Report",
     "check_batch",
     "check_names",
+    "check_number_of_ids",
     "check_tensor_dict",
     "device_reports",
 ]
@@ -86,6 +90,16 @@ def check_batch(
         _check_inverse_indices(features, device)
     if weighted:
         _check_weights(features, device)
+
+
+def check_number_of_ids(ids: int, times: int) -> None:
+    """Checks that kernels can count the ids of a batch, each as often as ``times``."""
+    most = segments.MOST_IDS // times
+    if ids > most:
+        raise ValueError(
+            f"the batch has {ids} ids, must have at most {most}: on CUDA, 32 bits number them"
+            + (f", {times} times, for a feature that has as many tables" if times > 1 else "")
+        )
 
 
 def _check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None:
@@ -239,13 +253,23 @@ def _check_bad_lengths(features: KeyedJaggedTensor) -> None:
         raise ValueError("offsets do not fit the lengths, must be the sums of those before")
 
 
-def device_reports(
-    features: KeyedJaggedTensor, counted: bool
-) -> tuple[list[Report], InverseIndices | None]:
-    """Returns what may be wrong with the numbers of a batch on a GPU, which the host does not see.
+class DeviceReports(NamedTuple):
+    """What only the device of a batch knows.
 
-    And its inverse indices, none of them outside of its feature's bags: on a GPU those that are
-    wrong are clamped, since they are used before ranks tell each other of them.
+    Attributes:
+        reports: what may be wrong with its numbers.
+        refused: whether its lengths are; None if the host has checked them.
+        inverse_indices: none of them outside of its feature's bags: on a GPU those that are wrong
+            are clamped, since they are used before ranks tell each other of them.
+    """
+
+    reports: list[Report]
+    refused: torch.Tensor | None
+    inverse_indices: InverseIndices | None
+
+
+def device_reports(features: KeyedJaggedTensor, counted: bool) -> DeviceReports:
+    """Returns what may be wrong with the numbers of a batch on a GPU, which the host does not see.
 
     Args:
         features: a batch that has passed ``check_batch``.
@@ -253,10 +277,12 @@ def device_reports(
     """
     lengths, inverse = features.lengths(), features.inverse_indices_or_none()
     if lengths.device.type == "cpu" or not lengths.numel():
-        return [], inverse
+        return DeviceReports([], None, inverse)
     reports: list[Report] = []
+    refused = None
     if not counted:
-        reports.append((_bad_lengths(features), lambda: _message(_check_bad_lengths, features)))
+        refused = _bad_lengths(features)
+        reports.append((refused, lambda: _message(_check_bad_lengths, features)))
     if inverse is not None and inverse[1].numel():
         names, indices = inverse
         known = dict(zip(features.keys(), features.stride_per_key(), strict=True))
@@ -272,7 +298,7 @@ def device_reports(
             )
         )
         inverse = names, clamped
-    return reports, inverse
+    return DeviceReports(reports, refused, inverse)
 
 
 def _message(check: Callable[..., None], *args: object) -> str:

@@ -21,10 +21,11 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
 from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.exchange.checks import (
+    DeviceReports,
     InverseIndices,
-    Report,
     check_batch,
     check_names,
+    check_number_of_ids,
     check_tensor_dict,
     device_reports,
 )
@@ -82,7 +83,7 @@ class CanonicalFeatures:
 
     def __call__(
         self, features: KeyedJaggedTensor | TensorDict
-    ) -> tuple[KeyedJaggedTensor, list[Report]]:
+    ) -> tuple[KeyedJaggedTensor, DeviceReports]:
         """Returns the batch in canonical form, and what only its device knows to be wrong with it.
 
         Raises:
@@ -101,7 +102,9 @@ class CanonicalFeatures:
         order = self._orders.get(keys, lambda: self._order(keys))
         counted = self._counted or not are_counted_on_device(features)
         check_batch(features, self._needs_weights, self._device, counted)
-        reports, inverse_indices = device_reports(features, counted)
+        if self._device.type == "cuda":
+            check_number_of_ids(features.values().numel(), self._taken_slots.times)
+        told = device_reports(features, counted)
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
         finds_slots = not counted and self._any_order and not variable
@@ -110,12 +113,12 @@ class CanonicalFeatures:
         elif counted:
             canonical = _permuted(features, *order)
         else:
-            canonical = self._taken_slots(features, order[0])
+            canonical = self._taken_slots(features, order[0], told.refused)
         if variable:
-            assert inverse_indices is not None
-            set_inverse_indices(canonical, self._in_slot_order(inverse_indices))
+            assert told.inverse_indices is not None
+            set_inverse_indices(canonical, self._in_slot_order(told.inverse_indices))
         self._last_was_variable = variable
-        return canonical, reports
+        return canonical, told
 
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """Returns an empty batch in the place of a bad one, so that collectives still match."""

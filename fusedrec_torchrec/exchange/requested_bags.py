@@ -46,13 +46,21 @@ class BagRequests:
         self._dedup = BagDedup(layout.table_numbers, WORTH, layout.device)
         self._on_device = DeviceBags(layout, means, self._ids, weighted)
 
-    def __call__(self, features: KeyedJaggedTensor) -> "RequestedBags":
+    def __call__(
+        self, features: KeyedJaggedTensor, refused: torch.Tensor | None = None
+    ) -> "RequestedBags":
+        """Takes a batch in canonical form.
+
+        Args:
+            features: the batch.
+            refused: whether its lengths are known to be wrong; None if nobody knows.
+        """
         layout = self._layout
         first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
         find_slots = partial(SlotFeatures.of, features, first, end, self._weighted)
         if self._on_device.available:
             with stage("dedup"):
-                asked = self._on_device(features)
+                asked = self._on_device(features, refused)
             side_by_side = not features.variable_stride_per_key()
             return RequestedBags(
                 layout, find_slots, side_by_side, self._ids, self._means, asked, asked.bad

@@ -22,18 +22,32 @@ class TakenSlots:
     Args:
         names: the feature of each slot.
         device: of the batches.
+
+    Attributes:
+        times: how often an id of a batch may come.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._names = list(names)
         self._device = device
         # An id is taken as often as its feature stands here, so there is room for all of them.
-        self._times = max(Counter(names).values(), default=1)
+        self.times = max(Counter(names).values(), default=1)
         # Of the last batch, by strides and places of its features: where the kernels find them.
         self._known = Kept[torch.Tensor](lambda places_2S: [places_2S], most=1)
 
-    def __call__(self, features: KeyedJaggedTensor, indices: Sequence[int]) -> KeyedJaggedTensor:
-        """Returns the features of a batch at some indices, one for each slot."""
+    def __call__(
+        self,
+        features: KeyedJaggedTensor,
+        indices: Sequence[int],
+        refused: torch.Tensor | None = None,
+    ) -> KeyedJaggedTensor:
+        """Returns the features of a batch at some indices, one for each slot.
+
+        Args:
+            features: the batch.
+            indices: of the features.
+            refused: whether its lengths are known to be wrong; None if nobody knows.
+        """
         strides = features.stride_per_key()
         own = [strides[i] for i in indices]
         places_2S, offsets = self._places(strides, indices), features.offsets().contiguous()
@@ -48,7 +62,8 @@ class TakenSlots:
             offsets,
             places_2S,
             sum(own),
-            self._times * ids_N.numel(),
+            self.times * ids_N.numel(),
+            refused,
         )
         if learned:
             assert weights is not None

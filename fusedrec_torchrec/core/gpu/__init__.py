@@ -54,14 +54,14 @@ SCHEMAS = {
     "pack_rows": "(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
     "Tensor(a!) words) -> ()",
     "take_slots": "(Tensor ids, Tensor? weights, Tensor offsets, Tensor places, int bags, "
-    "int room) -> (Tensor, Tensor, Tensor, Tensor)",
+    "int room, Tensor? refused) -> (Tensor, Tensor, Tensor, Tensor)",
     "hash_slots": "(Tensor ids, Tensor ends, Tensor rows, Tensor salts) -> Tensor",
     "ask_bags": "(Tensor ids, Tensor starts, Tensor? weights, Tensor places, int cells, "
     "Tensor tables, Tensor rows, Tensor? means, Tensor ends, Tensor shards, int buckets, "
-    "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int ranks, Tensor? refused) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "pack_units": "(Tensor ids, Tensor? weights, Tensor places, Tensor ends, Tensor shards, "
     "Tensor starts, Tensor sums, Tensor counts, Tensor? row_counts, int[] word_starts, "
-    "Tensor(a!) words) -> ()",
+    "Tensor(a!) words, Tensor? refused) -> ()",
     "write_headers": "(Tensor[] statuses, Tensor counts, Tensor(a!) messages, int capacity, "
     "int granule, int slack, bool stale, int bag_buckets, int words_per_id) -> ()",
     "ask_owners": "(Tensor[] statuses, Tensor counts, int ranks, int row_buckets, bool stale) "

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.kernel import kernel
-from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, most_pieces
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, check_ids, most_pieces
 from fusedrec_torchrec.core.gpu.slot_sums import _address, columns_of_program, stride_of, varies
 
 __all__ = ["slot_row_sums"]
@@ -192,6 +192,7 @@ def slot_row_sums(
         out: the sums, where the rows are; whatever is there is overwritten.
     """
     slots, ids = slots_S3.size(0), rows_N.numel()
+    check_ids(ids)
     if not bags or not rows:
         return
     pieces, weighted = most_pieces(ids), weights_N is not None

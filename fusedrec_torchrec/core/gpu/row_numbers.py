@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.kernel import kernel
-from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, places_for
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, check_ids, places_for
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["number_batch_rows", "number_rows"]
@@ -304,6 +304,7 @@ class _Table:
     """
 
     def __init__(self, ids: int, part_starts_P1: torch.Tensor, grouped: bool) -> None:
+        check_ids(ids)
         device, dtype = part_starts_P1.device, part_starts_P1.dtype
         self.ids, self.parts = ids, part_starts_P1.numel() - 1
         self.part_starts_P1 = part_starts_P1

@@ -77,6 +77,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         "row_counts word_starts firsts"
     )
     of_bags = {"ids": "*i64", "weights": "*i32", "starts": "*i32", "table_of_bag": "*i32",
+               "refused": "*i1",
                "held_by": "*i32", "first_of": "*i32", "place_of_bag": "*i32", "bad": "*u8",
                "means": "*u8", "cells": "*i32", "divisor": "*fp32", "words": "*i32"}  # fmt: skip
     flags = {"PLAIN": False, "BAGS": True, "WEIGHTED": True, "DIVIDED": True}
@@ -221,14 +222,14 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         ),
         (
             slots._take_lengths,
-            {"offsets": "*i32", "lengths": "*i32"},
+            {"offsets": "*i32", "refused": "*i1", "lengths": "*i32"},
             {"STEPS": 5, "BLOCK": slots.BLOCK},
         ),
         *(
             (
                 slots._take_ids,
                 {"ids": "*i64", "weights": "*fp32", "offsets": "*i32", "starts": "*i32",
-                 "out": "*i64", "out_weights": "*fp32"},
+                 "refused": "*i1", "out": "*i64", "out_weights": "*fp32"},
                 {"IDS": ids, "BLOCK": slots.ELEMENTS // ids, **weighted},
             )
             for ids in (1, slots.MOST_IDS)
