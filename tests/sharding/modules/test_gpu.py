@@ -31,6 +31,7 @@ from tests.sharding.modules.test_bad_input import (
     tables_of,
     too_large,
 )
+from tests.sharding.modules.test_codecs import train_within
 from tests.sharding.modules.test_pipelines import compare, pipelined
 
 pytestmark = [
@@ -101,6 +102,12 @@ def test_bags_of_all_slots_at_once(gpu_cluster: Cluster, settings: dict[str, Any
     """What the kernels of ``core/gpu/slot_sums.py`` meet; slots are not in the batch's order."""
     case = Case(tables=TABLES, batch_sizes=(7, 5), device="cuda")
     gpu_cluster.run(run_and_check, dataclasses.replace(case, **settings))
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("int8", "fp16"), ("bf16", "int8")])
+def test_codecs_of_numbers(gpu_cluster: Cluster, forward: str, backward: str) -> None:
+    case = Case(tables=TABLES, batch_sizes=(7, 5), integers=False, device="cuda")
+    gpu_cluster.run(train_within, case, forward, backward)
 
 
 def test_half_precision_tables(gpu_cluster: Cluster) -> None:
