@@ -102,6 +102,7 @@ class Case:
     hot_options: fr.HotOptions | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     grid: fr.GridOptions | None = None
+    codecs: fr.Codecs | None = None
 
     @property
     def features(self) -> list[str]:
@@ -302,7 +303,7 @@ def sharded(
             ),
             **dict(case.settings),
         },
-        options=options or fr.ExchangeOptions(input_dist=case.input_dist),
+        options=options or fr.ExchangeOptions(input_dist=case.input_dist, codecs=case.codecs),
         hot=hot or case.hot_options,
     )
     module = unsharded(case)

@@ -19,7 +19,9 @@ from typing import Any
 from tests.emulated_cuda import install, is_emulated
 from tests.warm.forks import CONTEXT
 
-TIMEOUT_SECONDS = 120
+SLOWER = "FUSEDREC_TESTS_SLOWER"  # how many times as long everything takes, as under a sanitizer
+TIMES = float(os.environ.get(SLOWER, "1"))
+TIMEOUT_SECONDS = 120 * TIMES
 
 
 class RankError(AssertionError):
@@ -74,7 +76,7 @@ class Cluster:
     def __init__(self, world_size: int, backend: str = "gloo", timeout: float = 60) -> None:
         self.world_size = world_size
         self._backend = backend
-        self._timeout = timeout
+        self._timeout = timeout * TIMES
         self._processes: list[mp.process.BaseProcess] = []
         self._pipes: list[Connection] = []
 
@@ -122,7 +124,7 @@ class Cluster:
             else:
                 pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(10 * TIMES)
             if process.is_alive():
                 process.kill()
         if self._processes:

@@ -62,4 +62,4 @@ def gpu_cluster() -> Iterator[Cluster]:
     """Up to two ranks on GPUs of their own, real or emulated ones; for tests marked ``gpu``."""
     cluster = Cluster(min(2, torch.cuda.device_count()), backend="nccl")
     yield cluster
-    cluster.stop(kill=True)
+    cluster.stop()  # what watches them, such as a sanitizer, has its say at their end

@@ -12,7 +12,7 @@ Files, in reading order:
 - ``fingerprint``: what all ranks were given is compared before a difference can do harm;
 - ``stages``: names for the stages of a step, in profiles and stopwatches;
 - ``collective_counter``: counts collectives and the bytes they send;
-- ``buffers``, ``buffer_order``, ``transfer``, ``max_abs``: small helpers for tensors;
+- ``buffers``, ``buffer_order``, ``kept``, ``transfer``, ``max_abs``: small helpers for tensors;
 - ``processes``: processes that do not outlive those they work for;
 - ``native``: C++ operators for the hot loops on CPU;
 - ``gpu``: Triton kernels for the same on CUDA;

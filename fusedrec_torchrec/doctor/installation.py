@@ -124,15 +124,17 @@ def _peers() -> Finding:
     return good("peer access", f"all {len(pairs)} pairs")
 
 
-def _triton() -> Finding:
+def _triton(device: str = "cuda:0") -> Finding:
     name = "Triton kernels"
     if find_spec("triton") is None:
         return skipped(name, "Triton is not installed; torch's own operators take more launches")
     if not gpu.available():
         return skipped(name, "turned off: FUSEDREC_TRITON=0 or deterministic algorithms")
-    lengths = torch.tensor([1, 2, 3, 0], dtype=torch.int32, device="cuda:0")
-    fits = not bool(torch.ops.fusedrec.bad_lengths(lengths, [2, 2], [3, 3]))
-    noticed = bool(torch.ops.fusedrec.bad_lengths(lengths, [2, 2], [3, 4]))
+    lengths = torch.tensor([1, 2, 3, 0], dtype=torch.int32, device=device)
+    offsets = torch.tensor([0, 1, 3, 6, 6], dtype=torch.int32, device=device)
+    # Six ids, of two features that have two samples each.
+    fits = not bool(torch.ops.fusedrec.bad_lengths(lengths, offsets, 6, [2, 2], [3, 3]))
+    noticed = bool(torch.ops.fusedrec.bad_lengths(lengths, offsets, 6, [2, 2], [3, 4]))
     if not (fits and noticed):
         return failed(name, f"bad_lengths says {not fits} for good ones, {noticed} for bad ones")
     return good(name, f"Triton {_version('triton')}; one compiles, and computes what it should")

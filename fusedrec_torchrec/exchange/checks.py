@@ -1,22 +1,40 @@
 """What a look at names, shapes and types of a batch can tell; ids are checked on the device.
 
 Functions that check raise a ``ValueError`` that names what is wrong and what is expected.  What
-only a GPU can tell stays there, and goes into the status word of the batch (``device_reports``).
+only a GPU can tell stays there, and goes into the status word of the batch (``device_reports``),
+which ranks read when the batch has been sent.  Until then kernels work with numbers that may be
+wrong, so they must do no harm: ours overrun nothing whatever the lengths are, and inverse indices
+are clamped.  Where kernels of others work on the lengths, the host counts ids and waits for that,
+and learns of bad lengths with the counts.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from fusedrec_torchrec.core import operators
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.gpu import segments
+from fusedrec_torchrec.core.transfer import ToHost, to_device
 
-__all__ = ["Report", "check_batch", "check_names", "check_tensor_dict", "device_reports"]
+__all__ = [
+    "DeviceReports",
+    "InverseIndices",
+    "Report",
+    "check_batch",
+    "check_names",
+    "check_number_of_ids",
+    "check_tensor_dict",
+    "device_reports",
+]
 
 Report = tuple[torch.Tensor, Callable[[], str]]
 """Whether something is wrong with a batch, a tensor that stays on its device, and what."""
+
+InverseIndices = tuple[list[str], torch.Tensor]
+"""Names of features, and for each of them which of its bags each sample has."""
 
 INTEGER_TYPES = (torch.int32, torch.int64)
 
@@ -74,6 +92,16 @@ def check_batch(
         _check_weights(features, device)
 
 
+def check_number_of_ids(ids: int, times: int) -> None:
+    """Checks that kernels can count the ids of a batch, each as often as ``times``."""
+    most = segments.MOST_IDS // times
+    if ids > most:
+        raise ValueError(
+            f"the batch has {ids} ids, must have at most {most}: on CUDA, 32 bits number them"
+            + (f", {times} times, for a feature that has as many tables" if times > 1 else "")
+        )
+
+
 def _check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Refuses tensors of another device, also of another GPU of the same machine."""
     if tensor.device != device:
@@ -101,11 +129,18 @@ def _check_lengths(features: KeyedJaggedTensor, device: torch.device, counted: b
         )
     # A batch can carry its own idea of how many ids each feature has.
     claimed = features.length_per_key_or_none()
-    # TorchRec's own split of the batch needs these numbers on the host, too.
-    per_key = features.length_per_key() if counted and lengths.numel() else []
-    if lengths.device.type == "cpu" and lengths.numel():  # on CUDA, ``device_reports`` tells
+    if not lengths.numel():
+        _check_sum(0, features.values().numel())
+    elif lengths.device.type == "cpu":
         _check_length_values(keys, lengths, strides, claimed)
-    if counted or not lengths.numel():
+        if counted:
+            _check_sum(sum(features.length_per_key()), features.values().numel())
+    elif counted:  # else ``device_reports`` tells
+        bad = ToHost(_bad_lengths(features).view(1))
+        # This waits for the device, unless the batch has the numbers: the verdict has come, then.
+        per_key = features.length_per_key()
+        if any(bad.numbers()):
+            _check_bad_lengths(features)
         _check_sum(sum(per_key), features.values().numel())
 
 
@@ -163,6 +198,13 @@ def _check_inverse_indices(features: KeyedJaggedTensor, device: torch.device) ->
             f"inverse_indices have shape {tuple(indices.shape)}, must have {len(names)} rows, one "
             "for each feature"
         )
+    if indices.numel():
+        for name, stride in zip(keys, features.stride_per_key(), strict=True):
+            if not stride:
+                raise ValueError(
+                    f"inverse_indices have {indices.size(1)} samples, must have none: feature "
+                    f"{name!r} has no bag for them"
+                )
     if indices.device.type == "cpu" and indices.numel():  # on CUDA, ``device_reports`` tells
         _check_inverse_values(features, names, indices)
 
@@ -181,52 +223,82 @@ def _check_inverse_values(
             )
 
 
-def device_reports(features: KeyedJaggedTensor) -> list[Report]:
+def _bad_lengths(features: KeyedJaggedTensor) -> torch.Tensor:
+    """Returns whether lengths on a GPU are wrong: a 0-dim tensor there, without a wait."""
+    lengths, ids, strides = features.lengths(), features.values().numel(), features.stride_per_key()
+    claimed, device = features.length_per_key_or_none(), lengths.device
+    if operators.available_on(device, "bad_lengths"):
+        bad: torch.Tensor = torch.ops.fusedrec.bad_lengths(
+            lengths.contiguous(), features.offsets().contiguous(), ids, strides, claimed or []
+        )
+        return bad
+    # Sums in double precision do not overflow, whatever the lengths are.
+    if claimed is None:
+        is_wrong = lengths.sum(dtype=torch.float64) != ids
+    else:
+        sums = torch.segment_reduce(
+            lengths.double(), "sum", lengths=to_device(strides, device), unsafe=True
+        )
+        is_wrong = (sums != to_device(claimed, device)).any()
+    return (lengths < 0).any() | is_wrong
+
+
+def _check_bad_lengths(features: KeyedJaggedTensor) -> None:
+    """Checks lengths that the device has refused, to tell what is wrong with them."""
+    lengths = features.lengths().cpu()
+    claimed = features.length_per_key_or_none()
+    _check_length_values(features.keys(), lengths, features.stride_per_key(), claimed or None)
+    _check_sum(int(lengths.sum(dtype=torch.int64)), features.values().numel())
+    if not features.offsets().cpu().diff().equal(lengths):
+        raise ValueError("offsets do not fit the lengths, must be the sums of those before")
+
+
+class DeviceReports(NamedTuple):
+    """What only the device of a batch knows.
+
+    Attributes:
+        reports: what may be wrong with its numbers.
+        refused: whether its lengths are; None if the host has checked them.
+        inverse_indices: none of them outside of its feature's bags: on a GPU those that are wrong
+            are clamped, since they are used before ranks tell each other of them.
+    """
+
+    reports: list[Report]
+    refused: torch.Tensor | None
+    inverse_indices: InverseIndices | None
+
+
+def device_reports(features: KeyedJaggedTensor, counted: bool) -> DeviceReports:
     """Returns what may be wrong with the numbers of a batch on a GPU, which the host does not see.
 
-    The batch has passed ``check_batch``.  Where ids of a feature are counted on the host, that is
-    compared; else all ids.
+    Args:
+        features: a batch that has passed ``check_batch``.
+        counted: whether ids were counted on the host, and lengths checked with that.
     """
     lengths, inverse = features.lengths(), features.inverse_indices_or_none()
     if lengths.device.type == "cpu" or not lengths.numel():
-        return []
-    keys, strides, ids = features.keys(), features.stride_per_key(), features.values().numel()
-    if operators.available_on(lengths.device, "bad_lengths"):
-        counts = features.length_per_key_or_none() or []
-        bad = torch.ops.fusedrec.bad_lengths(
-            lengths.contiguous(), features.offsets().contiguous(), ids, strides, counts
-        )
-    else:
-        counts = features.length_per_key()
-        sums = torch.segment_reduce(
-            lengths.double(), "sum", lengths=to_device(strides, lengths.device), unsafe=True
-        )
-        bad = (lengths < 0).any() | (sums != to_device(counts, lengths.device)).any()
-
-    def check_again() -> None:
-        on_host = lengths.cpu()
-        _check_length_values(keys, on_host, strides, counts or None)
-        _check_sum(int(on_host.sum()), ids)
-        if not features.offsets().cpu().diff().equal(on_host):
-            raise ValueError("offsets do not fit the lengths, must be the sums of those before")
-
-    def lengths_are() -> str:
-        return _message(check_again)
-
-    reports: list[Report] = [(bad, lengths_are)]
+        return DeviceReports([], None, inverse)
+    reports: list[Report] = []
+    refused = None
+    if not counted:
+        refused = _bad_lengths(features)
+        reports.append((refused, lambda: _message(_check_bad_lengths, features)))
     if inverse is not None and inverse[1].numel():
         names, indices = inverse
-        known = dict(zip(keys, strides, strict=True))
-        no_limit = torch.iinfo(torch.int64).max
-        ends = to_device([known.get(name, no_limit) for name in names], indices.device)
-        out_of_range = ((indices < 0) | (indices >= ends[:, None])).any()
+        known = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        any_ = torch.iinfo(indices.dtype)  # of features that the batch does not have
+        firsts = [0 if name in known else any_.min for name in names]
+        lasts = [known[name] - 1 if name in known else any_.max for name in names]
+        limits_2F1 = to_device([*firsts, *lasts], indices.device).view(2, -1, 1)
+        clamped = indices.clamp(limits_2F1[0], limits_2F1[1]).to(indices.dtype)
         reports.append(
             (
-                out_of_range,
+                (clamped != indices).any(),
                 lambda: _message(_check_inverse_values, features, names, indices.cpu()),
             )
         )
-    return reports
+        inverse = names, clamped
+    return DeviceReports(reports, refused, inverse)
 
 
 def _message(check: Callable[..., None], *args: object) -> str:

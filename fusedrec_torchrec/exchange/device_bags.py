@@ -105,9 +105,11 @@ class DeviceBags:
             self._known = (key, _Cells.of(self.layout, *key))
         return self._known[1]
 
-    def __call__(self, features: KeyedJaggedTensor) -> "DeviceBagRoute":
+    def __call__(
+        self, features: KeyedJaggedTensor, refused: torch.Tensor | None = None
+    ) -> "DeviceBagRoute":
         """Takes a batch in canonical form; no count of its ids is needed on the host."""
-        return DeviceBagRoute(self, features)
+        return DeviceBagRoute(self, features, refused)
 
 
 class DeviceBagRoute:
@@ -116,6 +118,7 @@ class DeviceBagRoute:
     Args:
         of: what batches have in common.
         features: the batch.
+        refused: whether its lengths are known to be wrong; None if nobody knows.
 
     Attributes:
         counts_HW: units asked of each rank in each bucket, and below them the ids in them.
@@ -123,8 +126,11 @@ class DeviceBagRoute:
         bad: whether any id is out of range, a 0-dim tensor.
     """
 
-    def __init__(self, of: DeviceBags, features: KeyedJaggedTensor) -> None:
+    def __init__(
+        self, of: DeviceBags, features: KeyedJaggedTensor, refused: torch.Tensor | None
+    ) -> None:
         layout = of.layout
+        self._refused = refused
         self._layout, self._means = layout, of.means
         weights_N = features.weights_or_none() if of.weighted else None
         self._weights_N = None if weights_N is None else weights_N.detach().float().contiguous()
@@ -162,6 +168,7 @@ class DeviceBagRoute:
             layout.shards_3X,
             len(layout.buckets),
             layout.world_size,
+            refused,
         )
 
     def cells(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -201,4 +208,5 @@ class DeviceBagRoute:
             row_counts_KO,
             list(starts_W),
             words,
+            self._refused,
         )

@@ -19,10 +19,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from fusedrec_torchrec.compat.jagged_tensor import set_inverse_indices
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.exchange.checks import (
-    Report,
+    DeviceReports,
+    InverseIndices,
     check_batch,
     check_names,
+    check_number_of_ids,
     check_tensor_dict,
     device_reports,
 )
@@ -30,6 +33,8 @@ from fusedrec_torchrec.exchange.slot_bags import are_counted_on_device
 from fusedrec_torchrec.exchange.taken_slots import TakenSlots
 
 __all__ = ["CanonicalFeatures"]
+
+_Order = tuple[list[int], torch.Tensor]  # where each slot stands in a batch, also on its device
 
 
 class CanonicalFeatures:
@@ -72,13 +77,13 @@ class CanonicalFeatures:
         self._unique_names = list(dict.fromkeys(names))
         self._taken_slots = TakenSlots(names, self._device)
         # By the names of a batch: where each slot stands in it, if it is not in order already.
-        self._orders: dict[tuple[str, ...], tuple[list[int], torch.Tensor] | None] = {}
-        self._inverse_orders: dict[tuple[str, ...], torch.Tensor] = {}
+        self._orders = Kept[_Order | None](lambda order: () if order is None else order[1:])
+        self._inverse_orders = Kept[torch.Tensor](lambda order: [order])
         self._last_was_variable: bool | None = None
 
     def __call__(
         self, features: KeyedJaggedTensor | TensorDict
-    ) -> tuple[KeyedJaggedTensor, list[Report]]:
+    ) -> tuple[KeyedJaggedTensor, DeviceReports]:
         """Returns the batch in canonical form, and what only its device knows to be wrong with it.
 
         Raises:
@@ -94,33 +99,26 @@ class CanonicalFeatures:
                 "TensorDict of jagged tensors"
             )
         keys = tuple(features.keys())
-        if keys not in self._orders:
-            self._check_names(keys)
-            indices = [keys.index(name) for name in self.names]
-            self._orders[keys] = (
-                None
-                if indices == list(range(len(keys)))
-                else (indices, torch.tensor(indices, dtype=torch.int32, device=self._device))
-            )
+        order = self._orders.get(keys, lambda: self._order(keys))
         counted = self._counted or not are_counted_on_device(features)
         check_batch(features, self._needs_weights, self._device, counted)
-        reports = device_reports(features)
-        inverse_indices = features.inverse_indices_or_none()
+        if self._device.type == "cuda":
+            check_number_of_ids(features.values().numel(), self._taken_slots.times)
+        told = device_reports(features, counted)
         variable = features.variable_stride_per_key()
         features = self._in_agreed_types(features)
-        order = self._orders[keys]
         finds_slots = not counted and self._any_order and not variable
         if order is None or (finds_slots and sorted(order[0]) == list(range(len(keys)))):
             canonical = features
         elif counted:
             canonical = _permuted(features, *order)
         else:
-            canonical = self._taken_slots(features, order[0])
+            canonical = self._taken_slots(features, order[0], told.refused)
         if variable:
-            assert inverse_indices is not None
-            set_inverse_indices(canonical, self._in_slot_order(inverse_indices))
+            assert told.inverse_indices is not None
+            set_inverse_indices(canonical, self._in_slot_order(told.inverse_indices))
         self._last_was_variable = variable
-        return canonical, reports
+        return canonical, told
 
     def stand_in(self, features: object) -> KeyedJaggedTensor:
         """Returns an empty batch in the place of a bad one, so that collectives still match."""
@@ -139,6 +137,14 @@ class CanonicalFeatures:
             inverse_indices=(self._unique_names, inverse) if variable else None,
         )
 
+    def _order(self, keys: Sequence[str]) -> _Order | None:
+        """Returns where each slot stands in a batch with these names, which are checked."""
+        self._check_names(keys)
+        indices = [keys.index(name) for name in self.names]
+        if indices == list(range(len(keys))):
+            return None
+        return indices, torch.tensor(indices, dtype=torch.int32, device=self._device)
+
     def _check_names(self, keys: Sequence[str]) -> None:
         check_names(keys, self._unique_names, self._known, self._refuse_extra)
 
@@ -152,20 +158,20 @@ class CanonicalFeatures:
             values, weights = values.long(), None if weights is None else weights.float()
         return _with_ids(features, values, weights)
 
-    def _in_slot_order(
-        self, inverse_indices: tuple[list[str], torch.Tensor]
-    ) -> tuple[list[str], torch.Tensor]:
+    def _in_slot_order(self, inverse_indices: InverseIndices) -> InverseIndices:
         """Returns inverse indices in the order of the slots, each feature once.
 
         TorchRec works out how they belong to its outputs with the first batch only.
         """
         names, indices = inverse_indices
-        key = tuple(names)
-        if key not in self._inverse_orders:
-            self._inverse_orders[key] = torch.tensor(
+
+        def make() -> torch.Tensor:
+            return torch.tensor(
                 [names.index(name) for name in self._unique_names], device=indices.device
             )
-        return self._unique_names, indices.index_select(0, self._inverse_orders[key])
+
+        order = self._inverse_orders.get(tuple(names), make)
+        return self._unique_names, indices.index_select(0, order)
 
 
 def _with_ids(

@@ -117,7 +117,7 @@ class FusedInputDist(BaseSparseFeaturesDist[ReceivedRows]):
         """Sends the ids of a batch in canonical form."""
         notes = self._notes
         rows = None if self._rows is None else self._rows(features)
-        bags = None if self._bags is None else self._bags(features)
+        bags = None if self._bags is None else self._bags(features, notes.refused)
         requested = [units for units in (rows, bags) if units is not None]
         context = FusedShardingContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),

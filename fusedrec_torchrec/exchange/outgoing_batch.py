@@ -30,12 +30,14 @@ class BatchNotes:
         on_uneven: called before the error is raised that only some ranks have a batch.
         reports: what may be wrong with it: a 0-dim bool tensor that stays on its device, and what
             gives the error message, if it comes to that.
+        refused: the one of its lengths; None if there is none.
     """
 
     training: bool = False
     end_of_data: bool = False
     on_uneven: Callable[[], None] | None = None
     reports: Sequence[Report] = ()
+    refused: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ __all__ = ["BagRequests", "RequestedBags"]
 
 WORTH = 1 / 16  # of bags must repeat for it to pay to look for equal ones
 
+Cells = tuple[torch.Tensor, torch.Tensor | None]
+"""Of a bucket: the unit of each cell, and what it is divided by, if it is."""
+
 
 class BagRequests:
     """Finds out what batches ask of owners that pool.
@@ -46,16 +49,24 @@ class BagRequests:
         self._dedup = BagDedup(layout.table_numbers, WORTH, layout.device)
         self._on_device = DeviceBags(layout, means, self._ids, weighted)
 
-    def __call__(self, features: KeyedJaggedTensor) -> "RequestedBags":
+    def __call__(
+        self, features: KeyedJaggedTensor, refused: torch.Tensor | None = None
+    ) -> "RequestedBags":
+        """Takes a batch in canonical form.
+
+        Args:
+            features: the batch.
+            refused: whether its lengths are known to be wrong; None if nobody knows.
+        """
         layout = self._layout
         first, end = layout.first_slot, layout.first_slot + len(layout.slot_names)
         find_slots = partial(SlotFeatures.of, features, first, end, self._weighted)
         if self._on_device.available:
             with stage("dedup"):
-                asked = self._on_device(features)
+                asked = self._on_device(features, refused)
             side_by_side = not features.variable_stride_per_key()
             return RequestedBags(
-                layout, find_slots, side_by_side, self._ids, self._means, asked, asked.bad
+                layout, find_slots, asked.cells, side_by_side, self._ids, asked, asked.bad
             )
         slots = find_slots()
         with stage("dedup"):
@@ -71,8 +82,40 @@ class BagRequests:
         with stage("route"):
             route = BagRoute(layout, distinct, rows_M)
         return RequestedBags(
-            layout, lambda: slots, slots.side_by_side, self._ids, self._means, route, bad
+            layout,
+            lambda: slots,
+            lambda: self._cells(slots, route),
+            slots.side_by_side,
+            self._ids,
+            route,
+            bad,
         )
+
+    def _cells(self, slots: SlotFeatures, route: BagRoute) -> list[Cells]:
+        return [
+            (route.cells(k, slots.strides, slots.side_by_side), self._divisor(slots, bucket))
+            for k, bucket in enumerate(self._layout.buckets)
+        ]
+
+    def _divisor(self, slots: SlotFeatures, bucket: Bucket) -> torch.Tensor | None:
+        """Returns what each cell is divided by, in the order of the cells; None if nothing is."""
+        own = self._layout.slots_of(bucket)
+        means, shards = self._means[own], self._layout.shards[own]
+        if not any(means):
+            return None
+        first = sum(slots.strides[: own.start])
+        lengths = slots.lengths_B[first : first + sum(slots.strides[own])]
+        pieces = [
+            (piece.clamp(min=1).float() if mean else torch.ones_like(piece, dtype=torch.float32))
+            .view(-1, 1)
+            .expand(-1, count)
+            for piece, mean, count in zip(
+                lengths.split(slots.strides[own]), means, shards, strict=True
+            )
+        ]
+        if slots.side_by_side:
+            return torch.cat(pieces, dim=1).reshape(-1)
+        return torch.cat([piece.reshape(-1) for piece in pieces])
 
 
 class RequestedBags:
@@ -87,17 +130,17 @@ class RequestedBags:
         self,
         layout: BagLayout,
         find_slots: Callable[[], SlotFeatures],
+        find_cells: Callable[[], list[Cells]],
         side_by_side: bool,
         ids: SlotIds,
-        means: list[bool],
         route: BagRoute | DeviceBagRoute,
         bad: torch.Tensor,
     ) -> None:
         self._layout = layout
         self._find_slots = find_slots
+        self._find_cells = find_cells
         self._side_by_side = side_by_side
         self._ids = ids
-        self._means = means
         self.route = route
         self.bad = bad
 
@@ -115,38 +158,9 @@ class RequestedBags:
     def bags(self) -> list[Bags]:
         """Returns for each bucket which answers form which output."""
         bags = []
-        for (cells, divisor), bucket in zip(self._cells(), self._layout.buckets, strict=True):
+        for (cells, divisor), bucket in zip(self._find_cells(), self._layout.buckets, strict=True):
             width = 0
             if self._side_by_side:
                 width = sum(self._layout.shards[self._layout.slots_of(bucket)])
             bags.append(copied_bags(cells, divisor, width))
         return bags
-
-    def _cells(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Returns for each bucket the unit of each cell, and what it is divided by."""
-        if isinstance(self.route, DeviceBagRoute):
-            return self.route.cells()
-        slots = self._slots
-        return [
-            (self.route.cells(k, slots.strides, slots.side_by_side), self._divisor(bucket))
-            for k, bucket in enumerate(self._layout.buckets)
-        ]
-
-    def _divisor(self, bucket: Bucket) -> torch.Tensor | None:
-        """Returns what each cell is divided by, in the order of the cells; None if nothing is."""
-        own = self._layout.slots_of(bucket)
-        means, shards = self._means[own], self._layout.shards[own]
-        if not any(means):
-            return None
-        strides = self._slots.strides
-        first = sum(strides[: own.start])
-        lengths = self._slots.lengths_B[first : first + sum(strides[own])]
-        pieces = [
-            (piece.clamp(min=1).float() if mean else torch.ones_like(piece, dtype=torch.float32))
-            .view(-1, 1)
-            .expand(-1, count)
-            for piece, mean, count in zip(lengths.split(strides[own]), means, shards, strict=True)
-        ]
-        if self._slots.side_by_side:
-            return torch.cat(pieces, dim=1).reshape(-1)
-        return torch.cat([piece.reshape(-1) for piece in pieces])

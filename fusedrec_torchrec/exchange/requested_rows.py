@@ -12,6 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core import native
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.bags import (
     Bags,
@@ -71,7 +72,9 @@ class RowRequests:
         self._bag_dedup = BagDedup(numbers, WORTH, layout.device)
         self._pooled = mean_S is not None
         # By the names of a batch: its slots in their order.
-        self._orders: dict[tuple[str, ...], tuple[SlotTables, SlotColumns]] = {}
+        self._orders = Kept[tuple[SlotTables, SlotColumns]](
+            lambda slots: (*slots[0], slots[1].slots_S3)
+        )
         means = [False] * len(layout.slot_names) if mean_S is None else mean_S.tolist()
         self._columns = SlotColumns.of(layout.buckets, means, layout.device)
         self._mean_per_bucket = [
@@ -137,11 +140,13 @@ class RowRequests:
 
     def _slots_of(self, keys: tuple[str, ...]) -> tuple[SlotTables, SlotColumns]:
         """Returns the slots of a batch in the order of its features."""
-        if keys not in self._orders:
+
+        def make() -> tuple[SlotTables, SlotColumns]:
             order = self._order(keys)
             order_S = torch.tensor(order, device=self._layout.device)
-            self._orders[keys] = self._numbers.slots(order_S), self._columns.in_order(order)
-        return self._orders[keys]
+            return self._numbers.slots(order_S), self._columns.in_order(order)
+
+        return self._orders.get(keys, make)
 
     def _order(self, keys: Sequence[str]) -> list[int]:
         """Returns which slot each feature of a batch is of; those of other layouts are behind."""

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["TakenSlots"]
@@ -21,18 +22,32 @@ class TakenSlots:
     Args:
         names: the feature of each slot.
         device: of the batches.
+
+    Attributes:
+        times: how often an id of a batch may come.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._names = list(names)
         self._device = device
         # An id is taken as often as its feature stands here, so there is room for all of them.
-        self._times = max(Counter(names).values(), default=1)
-        # Of the last batch: strides and places of its features, and where the kernels find them.
-        self._known: tuple[tuple[list[int], list[int]], torch.Tensor] | None = None
+        self.times = max(Counter(names).values(), default=1)
+        # Of the last batch, by strides and places of its features: where the kernels find them.
+        self._known = Kept[torch.Tensor](lambda places_2S: [places_2S], most=1)
 
-    def __call__(self, features: KeyedJaggedTensor, indices: Sequence[int]) -> KeyedJaggedTensor:
-        """Returns the features of a batch at some indices, one for each slot."""
+    def __call__(
+        self,
+        features: KeyedJaggedTensor,
+        indices: Sequence[int],
+        refused: torch.Tensor | None = None,
+    ) -> KeyedJaggedTensor:
+        """Returns the features of a batch at some indices, one for each slot.
+
+        Args:
+            features: the batch.
+            indices: of the features.
+            refused: whether its lengths are known to be wrong; None if nobody knows.
+        """
         strides = features.stride_per_key()
         own = [strides[i] for i in indices]
         places_2S, offsets = self._places(strides, indices), features.offsets().contiguous()
@@ -47,7 +62,8 @@ class TakenSlots:
             offsets,
             places_2S,
             sum(own),
-            self._times * ids_N.numel(),
+            self.times * ids_N.numel(),
+            refused,
         )
         if learned:
             assert weights is not None
@@ -67,10 +83,10 @@ class TakenSlots:
 
     def _places(self, strides: list[int], indices: Sequence[int]) -> torch.Tensor:
         """Returns what ``take_slots`` wants to know of slots; mostly as for the batch before."""
-        key = (list(strides), list(indices))
-        if self._known is None or self._known[0] != key:
+
+        def make() -> torch.Tensor:
             firsts = list(accumulate(strides, initial=0))
             ends = accumulate(strides[i] for i in indices)
-            places = to_device([*ends, *(firsts[i] for i in indices)], self._device)
-            self._known = (key, places.view(2, -1))
-        return self._known[1]
+            return to_device([*ends, *(firsts[i] for i in indices)], self._device).view(2, -1)
+
+        return self._known.get((tuple(strides), tuple(indices)), make)

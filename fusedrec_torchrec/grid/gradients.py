@@ -86,7 +86,7 @@ class _Counts:
         self, pg: dist.ProcessGroup, own: torch.Tensor, stream: torch.cuda.Stream | None
     ) -> None:
         self._pg = pg
-        self._own = own  # must stay alive
+        self._own = own
         self._gathered = own.new_empty(pg.size() * own.numel())
         self._work: dist.Work | None = dist.all_gather_single(
             self._gathered, own, group=pg, async_op=True
@@ -96,7 +96,10 @@ class _Counts:
             with torch.cuda.stream(stream):
                 self._wait()
                 self._on_host = ToHost(self._gathered)
-            self._gathered.record_stream(stream)  # there may be no backward that looks at it
+            # There may be no backward that looks at them, and then nobody else waits for the
+            # collective, which reads the one and writes the other.
+            self._own.record_stream(stream)
+            self._gathered.record_stream(stream)
 
     def _wait(self) -> None:
         if self._work is not None:

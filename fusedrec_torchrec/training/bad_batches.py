@@ -5,6 +5,10 @@ a batch is sent to owners.  Gradients are checked where they reach the embedding
 table is updated; ranks tell each other there, too.  Gradients of the dense part are the same on all
 ranks when they are checked, just before the optimizer's step.
 
+On CUDA the second gate does not stop the host: the device makes gradients zero if those of any rank
+are bad, and the host looks at both verdicts at the third gate.  One wait a step is the least:
+whether the optimizer may do this step, and whether there is an error in it, is for the host to say.
+
 A batch that is left out is replaced by one without ids, so that the step still has its number:
 data, schedules and checkpoints go on as if it had been a batch that taught nothing.  Where it is
 the gradients that are bad, tables get gradients of zero.  In both cases the dense part is not
@@ -30,6 +34,7 @@ from fusedrec_torchrec.codecs.dense_gradients import GradientThresholds
 from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
 from fusedrec_torchrec.core.lost_rank import wait
 from fusedrec_torchrec.core.max_abs import max_abs
+from fusedrec_torchrec.core.transfer import to_host
 from fusedrec_torchrec.training.batch_reader import BatchReader, Unread
 from fusedrec_torchrec.training.config import BadBatchesConfig
 from fusedrec_torchrec.training.data.batch_check import CheckedBatch, stand_in
@@ -69,6 +74,8 @@ class BadBatches:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._steps_ahead: deque[tuple[int, bool]] = deque()  # step, whether it is left out
         self._bad_gradients = False
+        # Of gradients on CUDA: whether those of this rank are bad, and whether those of any are.
+        self._verdicts: list[torch.Tensor] = []
         self.skipped_steps = 0
         """Steps that were not trained on, of those that are done since this began."""
         self.skipped = 0
@@ -189,6 +196,8 @@ class BadBatches:
             output.register_hook(self._check)
 
     def _check(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        if gradient.is_cuda:
+            return self._checked_on_device(gradient)
         is_good = not gradient.numel() or bool(max_abs(gradient) <= LARGEST)
         problem = None if is_good else GRADIENTS
         statuses = _Statuses(self._group, problem, GOOD if problem is None else BAD)
@@ -200,20 +209,37 @@ class BadBatches:
         self._bad_gradients = True
         return torch.zeros_like(gradient)
 
+    def _checked_on_device(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient, zero if that of any rank is bad; ``may_update`` tells the host."""
+        own = torch.zeros(1, dtype=torch.int32, device=gradient.device)
+        if gradient.numel():
+            own = (~(max_abs(gradient) <= LARGEST)).int().view(1)
+        of_any = own.clone()
+        dist.all_reduce(of_any, op=dist.ReduceOp.MAX)
+        self._verdicts.append(torch.cat([own, of_any]))
+        return gradient.masked_fill(of_any.bool(), 0.0)
+
     def may_update(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Tells whether the optimizer may do its step; called once in every training step."""
         step, left_out = self._steps_ahead.popleft()
         bad, self._bad_gradients = self._bad_gradients, False
+        verdicts, self._verdicts = self._verdicts, []
         if left_out or bad:
             self.skipped_steps += 1
             return False
         if not self._config.gradients:
             return True
         gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-        if not gradients:
-            return True
-        largest = torch.stack([max_abs(gradient) for gradient in gradients]).amax()
-        if bool(largest <= LARGEST):
+        if gradients:
+            largest = torch.stack([max_abs(gradient) for gradient in gradients]).amax()
+            verdicts.append((~(largest <= LARGEST)).int().view(1))
+        told = to_host(torch.cat(verdicts)) if verdicts else []
+        dense = told.pop() if gradients else 0
+        if any(told[1::2]):
+            self._leave_out(step, GRADIENTS if any(told[::2]) else None, "gradients")
+            self.skipped_steps += 1
+            return False
+        if not dense:
             return True
         # All ranks have the same sums.  Tables have had finite gradients of their own.
         text = f"gradients of step {step + 1}: {DENSE}"

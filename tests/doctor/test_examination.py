@@ -90,7 +90,7 @@ def test_weights_that_nobody_has_and_numbers_that_are_off_have_failed() -> None:
 def test_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_emulated():
         monkeypatch.setattr(sys, "executable", executable(tmp_path))
-        # Kernels compute nothing in this process, only in those of the ranks.
+        # Kernels compute nothing in this process, only in those of ranks: see test_installation.
         monkeypatch.setattr("fusedrec_torchrec.doctor.installation._cuda", _not_here)
         monkeypatch.setattr("fusedrec_torchrec.doctor.installation._triton", _not_here)
     path = tmp_path / "report.md"

@@ -21,12 +21,14 @@ class Event:
         detail: the kernel's name, a copy's way (``pageable>device``), who waits.
         size: bytes; of a kernel, its blocks.
         stream: the handle of its stream, 0 for the default stream.
+        device: the number of the device that was current.
     """
 
     kind: str
     detail: str
     size: int
     stream: int
+    device: int
 
 
 @cache
@@ -36,8 +38,8 @@ def _library() -> ctypes.CDLL:
     library.emulator_size.restype = ctypes.c_long
     library.emulator_bytes.restype = ctypes.c_long
     library.emulator_stream.restype = ctypes.c_ulong
-    for function in (library.emulator_what, library.emulator_bytes, library.emulator_stream):
-        function.argtypes = [ctypes.c_long]
+    for what in ("what", "bytes", "stream", "device"):
+        getattr(library, f"emulator_{what}").argtypes = [ctypes.c_long]
     return library
 
 
@@ -57,7 +59,8 @@ def events(first: int = 0) -> list[Event]:
     library, found = _library(), []
     for i in range(first, number_of_events()):
         kind, _, detail = library.emulator_what(i).decode().partition(" ")
-        found.append(Event(kind, detail, library.emulator_bytes(i), library.emulator_stream(i)))
+        size, stream = library.emulator_bytes(i), library.emulator_stream(i)
+        found.append(Event(kind, detail, size, stream, library.emulator_device(i)))
     return found
 
 

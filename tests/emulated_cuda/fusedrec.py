@@ -209,9 +209,12 @@ def take_slots(
     places: torch.Tensor,
     bags: int,
     room: int,
+    refused: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     """Behind the last id are numbers that nobody may look at."""
     bounds = offsets.long().clamp(0, ids.numel())
+    if refused is not None and bool(refused):
+        bounds.zero_()
     own, ends = [], places[0].tolist()
     for begin, end, first in zip([0, *ends], ends, places[1].tolist(), strict=False):
         own.append(torch.arange(first, first + end - begin))
@@ -268,6 +271,7 @@ def ask_bags(
     shards: torch.Tensor,
     buckets: int,
     ranks: int,
+    refused: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     """Distinct bags are those of the C++ operator; units are counted cell by cell."""
     slots, parts = tables.numel(), buckets * ranks
@@ -277,6 +281,8 @@ def ask_bags(
     cells_C, sums = torch.zeros(cells, dtype=torch.int32), torch.zeros(cells + 1).long()
     divisor = torch.ones(0 if means is None else cells)
     looks = torch.ones(slots, dtype=torch.bool)
+    if refused is not None and bool(refused):
+        return counts, cells_C, divisor, sums, torch.tensor(False)
     lengths, of_slots = starts.diff(), slice(int(starts[0]), int(starts[-1]))
     ids, weights = ids[of_slots], None if weights is None else weights[of_slots]
     try:
@@ -340,8 +346,11 @@ def pack_units(
     row_counts: torch.Tensor | None,
     word_starts: list[int],
     words: torch.Tensor,
+    refused: torch.Tensor | None,
 ) -> Any:
     """Units of a part are those of its cells, in order; the C++ operator writes them."""
+    if refused is not None and bool(refused):
+        return LEAVE
     buckets, ranks = counts.size(0) // 2, counts.size(1)
     bag_ends = _split_places(places, ends, shards, buckets * ranks)[0]
     bags_S = bag_ends.diff(prepend=bag_ends.new_zeros(1))

@@ -1,9 +1,11 @@
 """Fused tables in all pipelines: no race between streams, no memory given away too early."""
 
 import dataclasses
+from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torchrec.distributed.train_pipeline import train_pipelines
 
 import fusedrec_torchrec as fr
@@ -11,7 +13,7 @@ from tests.case import Case, Table, local_device
 from tests.cluster import Cluster
 from tests.emulated_cuda import is_emulated
 from tests.sharding.modules.test_owner_pooling import SHARED_FEATURES, only
-from tests.sharding.modules.test_pipelines import batches, build, pipelined, plain_loop
+from tests.sharding.modules.test_pipelines import batches, build, on_device, pipelined, plain_loop
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,4 +141,88 @@ def test_streams_wait_for_counts_and_copies_of_ids(
     case = dataclasses.replace(case_of(name, "cold"), **given)
     for streams, reports in gpu_cluster.run(looked_at, case, name):
         assert streams > 1
+        assert not reports, "\n".join(reports)
+
+
+CODEC = fr.CodecOptions(type="dct")
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "codecs of numbers": {
+        "codecs": fr.Codecs(
+            forward=fr.CodecOptions(type="int8"), backward=fr.CodecOptions(type="bf16")
+        )
+    },
+    "thresholds": {"codecs": fr.Codecs(forward=CODEC)},
+    "2D weights": {"grid": fr.GridOptions(sharding_group_size=1, sync="weights")},
+    "2D weights, one step later": {
+        "grid": fr.GridOptions(sharding_group_size=1, sync="weights", overlap="one_step")
+    },
+    "2D gradients": {"grid": fr.GridOptions(sharding_group_size=1, sync="gradients")},
+    "2D gradients, thresholds": {
+        "grid": fr.GridOptions(sharding_group_size=1, sync="gradients", codec=CODEC)
+    },
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("name", ["plain loop", "TrainPipelineSparseDist"])
+def test_streams_wait_for_codecs_and_other_groups(
+    gpu_cluster: Cluster, name: str, exchange: str
+) -> None:
+    case = dataclasses.replace(case_of(name, "cold"), **EXCHANGES[exchange])
+    for streams, reports in gpu_cluster.run(looked_at, case, name):
+        assert streams > 1
+        assert not reports, "\n".join(reports)
+
+
+def without_backward(case: Case) -> list[str]:
+    from tests.emulated_cuda.hazards import hazards
+
+    with hazards() as found:
+        model = build(case)
+        for item in on_device(case):
+            model(item)
+    return found.reports()
+
+
+def test_outputs_of_2d_gradients_that_nobody_differentiates(gpu_cluster: Cluster) -> None:
+    case = dataclasses.replace(case_of("", "cold"), **EXCHANGES["2D gradients"])
+    for reports in gpu_cluster.run(without_backward, case):
+        assert not reports, "\n".join(reports)
+
+
+def sent_by_two_streams(case: Case) -> list[str]:
+    """Sends a batch by the default stream, and another one by a stream that waits for neither."""
+    from tests.emulated_cuda.hazards import hazards
+
+    with hazards() as found:
+        model: Any = build(case)
+        sparse, (first, second) = model._dmp_wrapped_module.sparse, islice(on_device(case), 2)
+        torch.cuda.synchronize()
+        sent = [sparse.input_dist(sparse.create_context(), first.features)]
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            sent.append(sparse.input_dist(sparse.create_context(), second.features))
+            second.record_stream(side)
+        for awaitable in sent:
+            awaitable.wait().wait()
+    return found.reports()
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "features in another order": {},
+    "features of two tables": {"tables": SHARED_FEATURES},
+    "learned position weights": {"kind": "fp_ebc", "tables": SHARED},
+    "sequences of two tables": {
+        "kind": "ec",
+        "tables": tuple(dataclasses.replace(t, dim=8) for t in SHARED),
+    },
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_streams_wait_for_what_is_kept_for_later_batches(gpu_cluster: Cluster, kept: str) -> None:
+    """What one stream has made when it sent a batch, and another one uses for the next."""
+    case = dataclasses.replace(case_of("", "cold"), **KEPT[kept])
+    for reports in gpu_cluster.run(sent_by_two_streams, case):
+        reports = [report for report in reports if not _is_explained(report)]
         assert not reports, "\n".join(reports)

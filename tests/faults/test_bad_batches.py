@@ -2,11 +2,13 @@
 
 import json
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core.config import from_mapping
@@ -17,6 +19,7 @@ from fusedrec_torchrec.training.data.faulty import KINDS
 from fusedrec_torchrec.training.logs import read_log
 from fusedrec_torchrec.training.run_state import find_checkpoints
 from tests.cluster import Cluster
+from tests.emulated_cuda import counted, is_emulated
 from tests.faults.faulty import train_faulty
 from tests.training.runs import small, train
 
@@ -180,6 +183,56 @@ def test_gradients_of_the_dense_part_alone(cluster_2: Cluster) -> None:
         assert good is True and skipped == 0
         for text in (nan, large):
             assert "bad gradients of step 1: gradients of the dense part are not finite" in text
+
+
+def guarded_steps(policy: Any, gradients: list[list[float]]) -> tuple[list[Any], list[int]]:
+    """Gates 2 and 3 on CUDA: what reached the tables, what the host was told, and its waits.
+
+    Args:
+        policy: of bad batches.
+        gradients: of each step, one for each rank.
+    """
+    device = torch.device("cuda", dist.get_rank())
+    guard = BadBatches(BadBatchesConfig(policy=policy))
+    module = torch.nn.Identity()
+    guard.guard(module)
+    batch = CheckedBatch(torch.zeros(2, 1), None, torch.zeros(2))
+    seen: list[Any] = []
+    waits: list[int] = []
+    for gradient in gradients:
+        rows = torch.ones(2, 3, device=device, requires_grad=True)
+        dense = torch.nn.Parameter(torch.ones(3, device=device))
+        dense.grad = torch.ones(3, device=device)
+        factor = torch.full((2, 3), gradient[dist.get_rank()], device=device)
+        list(guard.watch([batch], 0, 1))
+        with counted() if is_emulated() else nullcontext() as counts:
+            module(rows * 1.0).backward(factor)
+            try:
+                told: Any = guard.may_update([dense])
+            except ValueError as error:
+                told = str(error)
+        assert rows.grad is not None
+        seen.append((told, rows.grad.abs().max().item()))
+        waits.append(0 if counts is None else counts.syncs)
+    return seen, waits
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gradients_on_cuda_take_one_wait(gpu_cluster: Cluster) -> None:
+    nan = float("nan")
+    steps = [[1.0, 2.0], [1.0, nan], [1e17, 1.0], [nan, nan], [2.0, 1.0]]
+    for rank, (seen, waits) in enumerate(gpu_cluster.run(guarded_steps, "skip", steps)):
+        good = [True, False, False, False, True]
+        grads = [steps[0][rank], 0.0, 0.0, 0.0, steps[-1][rank]]
+        assert seen == list(zip(good, grads, strict=True))
+        assert not is_emulated() or waits == [1] * len(steps)
+    found = gpu_cluster.run(guarded_steps, "error", steps[:2])
+    for seen, _ in found:
+        assert seen[0][0] is True
+        text, largest = seen[1]
+        assert text.startswith("bad gradients of step 1, rank 1: gradients of the embeddings are")
+        assert largest == 0.0
 
 
 def test_skips_survive_a_restart_and_have_a_limit(

@@ -9,6 +9,7 @@ and compile them.  docs/gpu.md says what that does and does not show.
 
 Files, in the order of the data path:
 
+- ``kernel``: what makes a kernel of a function, compiled once for batches of all sizes;
 - ``checks``: lengths of bags that do not fit the ids;
 - ``slots``: a batch slot after slot, whatever its features, and raw ids to rows;
 - ``segments``: how ids are put in order by row;
@@ -27,8 +28,10 @@ Files, in the order of the data path:
 """
 
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -51,14 +54,14 @@ SCHEMAS = {
     "pack_rows": "(Tensor keys, Tensor counts, Tensor part_starts, int[] starts, "
     "Tensor(a!) words) -> ()",
     "take_slots": "(Tensor ids, Tensor? weights, Tensor offsets, Tensor places, int bags, "
-    "int room) -> (Tensor, Tensor, Tensor, Tensor)",
+    "int room, Tensor? refused) -> (Tensor, Tensor, Tensor, Tensor)",
     "hash_slots": "(Tensor ids, Tensor ends, Tensor rows, Tensor salts) -> Tensor",
     "ask_bags": "(Tensor ids, Tensor starts, Tensor? weights, Tensor places, int cells, "
     "Tensor tables, Tensor rows, Tensor? means, Tensor ends, Tensor shards, int buckets, "
-    "int ranks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int ranks, Tensor? refused) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "pack_units": "(Tensor ids, Tensor? weights, Tensor places, Tensor ends, Tensor shards, "
     "Tensor starts, Tensor sums, Tensor counts, Tensor? row_counts, int[] word_starts, "
-    "Tensor(a!) words) -> ()",
+    "Tensor(a!) words, Tensor? refused) -> ()",
     "write_headers": "(Tensor[] statuses, Tensor counts, Tensor(a!) messages, int capacity, "
     "int granule, int slack, bool stale, int bag_buckets, int words_per_id) -> ()",
     "ask_owners": "(Tensor[] statuses, Tensor counts, int ranks, int row_buckets, bool stale) "
@@ -166,7 +169,7 @@ def _registered() -> bool:
             definitions.define(name + schema)
     _LIBRARIES.append(definitions)
     kernels = torch.library.Library("fusedrec", "IMPL", "CUDA")
-    for name, function in {
+    implementations: dict[str, Callable[..., Any]] = {
         "bad_lengths": checks.bad_lengths,
         "number_rows": row_numbers.number_rows,
         "number_batch_rows": row_numbers.number_batch_rows,
@@ -198,10 +201,35 @@ def _registered() -> bool:
         "list_touched": touched.list_touched,
         "unite_touched": touched.unite_touched,
         "write_means": touched.write_means,
-    }.items():
-        kernels.impl(name, function)
+    }
+    for name, function in implementations.items():
+        kernels.impl(name, _on_device_of_tensors(function))
     _LIBRARIES.append(kernels)
     return True
+
+
+def _on_device_of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, made to launch on the device that its tensors are on.
+
+    Torch's own operators do so.  Triton launches on the current device, which is another one for
+    whoever has not called ``torch.cuda.set_device``.
+    """
+
+    @wraps(function)
+    def on_device(*args: Any) -> Any:
+        with torch.cuda.device(_device_of(args)):  # does nothing if it is the current one
+            return function(*args)
+
+    return on_device
+
+
+def _device_of(args: tuple[Any, ...]) -> torch.device:
+    """Returns the device of the first tensor among arguments, or in their lists."""
+    for argument in args:
+        first = argument[0] if isinstance(argument, list) and argument else argument
+        if isinstance(first, torch.Tensor):
+            return first.device
+    raise AssertionError("an operator of no tensors")
 
 
 _LIBRARIES: list[torch.library.Library] = []  # what they register goes with them

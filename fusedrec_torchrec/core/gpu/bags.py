@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _slot_of
 from fusedrec_torchrec.core.transfer import to_device
 
@@ -29,8 +30,13 @@ MOST_IDS = 16  # of a bag at a time
 
 
 @triton.jit
-def _bag(starts, at, live, n):
-    """Returns where a bag begins and its length; if lengths are wrong, nothing is overrun."""
+def _bag(starts, refused, at, live, n):
+    """Returns where a bag begins and its length; if lengths are wrong, nothing is overrun.
+
+    If they are known to be, bags have no ids.
+    """
+    if refused is not None:
+        live = live & (tl.load(refused).to(tl.int32) == 0)
     begin = tl.load(starts + at, mask=live, other=0)
     begin = tl.minimum(tl.maximum(begin, 0), n)
     end = tl.minimum(tl.load(starts + at + 1, mask=live, other=0), n)
@@ -43,9 +49,9 @@ def _first_of(ends, slot, live):
     return tl.load(ends + slot - 1, mask=live & (slot > 0), other=0)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="ids weights starts refused bad")
 def _hash_bags(
-    ids, weights, starts, bag_ends, tables, rows, hashes, table_of_bag, bad,
+    ids, weights, starts, refused, bag_ends, tables, rows, hashes, table_of_bag, bad,
     bags, n, slots,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +61,7 @@ def _hash_bags(
     slot = _slot_of(at, bag_ends, 1, slots, STEPS)
     table = tl.load(tables + slot, mask=live, other=0)
     limit = tl.load(rows + slot, mask=live, other=1)
-    begin, length = _bag(starts, at, live, n)
+    begin, length = _bag(starts, refused, at, live, n)
     total = table * -2997003823098823277 + length
     outside = (at * 0).to(tl.int32)
     for first in range(0, tl.max(length, 0), IDS):
@@ -78,9 +84,9 @@ def _hash_bags(
     tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=live & (outside > 0))
 
 
-@triton.jit
+@kernel(numbers="bags n shift mask", addresses="ids weights starts refused place_of_bag")
 def _insert_bags(
-    ids, weights, starts, hashes, table_of_bag, held_by, first_of, place_of_bag,
+    ids, weights, starts, refused, hashes, table_of_bag, held_by, first_of, place_of_bag,
     bags, n, shift, mask, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Has every bag with ids find its place, and tells the place which bags are there.
@@ -90,19 +96,24 @@ def _insert_bags(
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < bags
-    begin, length = _bag(starts, at, live, n)
+    begin, length = _bag(starts, refused, at, live, n)
     own_hash = tl.load(hashes + at, mask=live, other=0)
     own_table = tl.load(table_of_bag + at, mask=live, other=0)
     place = (own_hash.to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int64)
     has_ids = live & (length > 0)
     is_open = has_ids
     while tl.max(is_open.to(tl.int32), 0) > 0:
-        # Those that are done compare with what is never there, and change nothing.
-        empty = tl.where(is_open, 0, -1)
-        held = tl.atomic_cas(held_by + place, empty, (at + 1).to(tl.int32))
+        held = tl.load(held_by + place, mask=is_open, other=1)
+        is_empty = is_open & (held == 0)
+        if tl.max(is_empty.to(tl.int32), 0) > 0:
+            # All take part: who wants nothing changes zero to zero, at a place of its own.
+            target = tl.where(is_empty, place, tl.where(live, at, 0))
+            new = tl.where(is_empty, at + 1, 0).to(tl.int32)
+            before = tl.atomic_cas(held_by + target, tl.zeros_like(new), new)
+            held = tl.where(is_empty, before, held)
         is_held = is_open & (held != 0)
         other = tl.where(is_held, held - 1, 0).to(tl.int64)
-        other_begin, other_length = _bag(starts, other, is_held, n)
+        other_begin, other_length = _bag(starts, refused, other, is_held, n)
         is_same = is_held & (tl.load(hashes + other, mask=is_held, other=0) == own_hash)
         is_same = is_same & (tl.load(table_of_bag + other, mask=is_held, other=0) == own_table)
         is_same = is_same & (other_length == length)
@@ -122,16 +133,16 @@ def _insert_bags(
     tl.store(place_of_bag + at, place.to(tl.int32), mask=has_ids)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="starts refused place_of_bag")
 def _mark_units(
-    starts, bag_ends, ends, runs, first_of, place_of_bag, sums, bags, n, slots,
+    starts, refused, bag_ends, ends, runs, first_of, place_of_bag, sums, bags, n, slots,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes for each cell whether it is a unit, in the upper half, and its ids, in the lower."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < bags
     slot = _slot_of(at, bag_ends, 1, slots, STEPS)
-    _, length = _bag(starts, at, live, n)
+    _, length = _bag(starts, refused, at, live, n)
     has_ids = live & (length > 0)
     place = tl.load(place_of_bag + at, mask=has_ids, other=0)
     first = bags - tl.load(first_of + place, mask=has_ids, other=0)
@@ -146,9 +157,9 @@ def _mark_units(
         tl.store(sums + 1 + cell, unit, mask=has_shard)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="starts refused place_of_bag")
 def _cells(
-    starts, bag_ends, ends, means, shard_buckets, runs, out_firsts, out_steps, part_cells,
+    starts, refused, bag_ends, ends, means, shard_buckets, runs, out_firsts, out_steps, part_cells,
     first_of, place_of_bag, sums, cells, divisor, counts, bags, n, slots, ranks, parts,
     MEAN: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +175,7 @@ def _cells(
 
     live = at < bags
     slot = _slot_of(at, bag_ends, 1, slots, STEPS)
-    _, length = _bag(starts, at, live, n)
+    _, length = _bag(starts, refused, at, live, n)
     has_ids = live & (length > 0)
     place = tl.load(place_of_bag + at, mask=has_ids, other=0)
     first = bags - tl.load(first_of + place, mask=has_ids, other=0).to(tl.int64)
@@ -193,10 +204,10 @@ def _cells(
             tl.store(divisor + to, divided_by, mask=has_shard)
 
 
-@triton.jit
+@kernel(numbers="bags n size", addresses="ids weights starts refused")
 def _pack_units(
-    ids, weights, starts, bag_ends, ends, shard_buckets, shard_owners, first_rows, runs, part_cells,
-    sums, counts, row_counts, word_starts, words,
+    ids, weights, starts, refused, bag_ends, ends, shard_buckets, shard_owners, first_rows, runs,
+    part_cells, sums, counts, row_counts, word_starts, words,
     bags, n, slots, buckets, ranks, row_buckets, row_width, size,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +218,7 @@ def _pack_units(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < bags
     slot = _slot_of(at, bag_ends, 1, slots, STEPS)
-    begin, length = _bag(starts, at, live, n)
+    begin, length = _bag(starts, refused, at, live, n)
     bag = at - _first_of(bag_ends, slot, live)
     shard = _first_of(ends, slot, live)
     shards = tl.load(ends + slot, mask=live, other=0) - shard
@@ -263,6 +274,7 @@ def ask_bags(
     shards_3X: torch.Tensor,
     buckets: int,
     ranks: int,
+    refused: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Finds distinct bags, and what owners are asked for.
 
@@ -280,6 +292,9 @@ def ask_bags(
         ends_S: where the shards of each slot end.
         shards_3X: bucket, owner and first row in the owner's bucket of each shard.
         buckets, ranks: how many there are.
+        refused: whether lengths are known to be wrong: then no bag has ids.  Else every one could
+            have all of them, and so many are not hashed in the time that other ranks wait.  None if
+            nobody knows.
 
     Returns:
         Units of each bucket and rank, and below them their ids; the unit of each cell, numbered in
@@ -308,22 +323,22 @@ def ask_bags(
     if bags:
         ids = _ids_at_a_time(ids_N.numel(), bags)
         _hash_bags[(triton.cdiv(bags, ELEMENTS // ids),)](
-            ids_N, bits_N, starts_B1, bag_ends_S, tables_S, rows_S, hash_B, table_B, flag,
+            ids_N, bits_N, starts_B1, refused, bag_ends_S, tables_S, rows_S, hash_B, table_B, flag,
             bags, ids_N.numel(), slots,
             WEIGHTED=bits_N is not None, STEPS=steps, IDS=ids, BLOCK=ELEMENTS // ids,
         )  # fmt: skip
         _insert_bags[blocks](
-            ids_N, bits_N, starts_B1, hash_B, table_B, held_H, first_H, place_B,
+            ids_N, bits_N, starts_B1, refused, hash_B, table_B, held_H, first_H, place_B,
             bags, ids_N.numel(), 64 - bits, size - 1,
             WEIGHTED=bits_N is not None, BLOCK=BLOCK,
         )  # fmt: skip
         _mark_units[blocks](
-            starts_B1, bag_ends_S, ends_S, runs_X, first_H, place_B, sums_C1,
+            starts_B1, refused, bag_ends_S, ends_S, runs_X, first_H, place_B, sums_C1,
             bags, ids_N.numel(), slots, STEPS=steps, BLOCK=BLOCK,
         )  # fmt: skip
     sums_C1[1:].cumsum_(0)
     _cells[(triton.cdiv(max(bags, buckets * ranks), BLOCK),)](
-        starts_B1, bag_ends_S, ends_S, means_S, shards_3X, runs_X, firsts_X, steps_X,
+        starts_B1, refused, bag_ends_S, ends_S, means_S, shards_3X, runs_X, firsts_X, steps_X,
         part_cells_P1, first_H, place_B, sums_C1, cells_C, divisor_C, counts_HW,
         bags, ids_N.numel(), slots, ranks, buckets * ranks,
         MEAN=means_S is not None, STEPS=steps, BLOCK=BLOCK,
@@ -344,6 +359,7 @@ def pack_units(
     row_counts_KO: torch.Tensor | None,
     starts_W: Sequence[int],
     words: torch.Tensor,
+    refused: torch.Tensor | None = None,
 ) -> None:
     """Writes what is asked of owners, as ``pack_bags`` does; see ``exchange/bag_routing.py``.
 
@@ -353,6 +369,7 @@ def pack_units(
         row_counts_KO: rows of other tables, whose words come first; None if there are none.
         starts_W: where the words for each owner begin.
         words: int32.
+        refused: as for ``ask_bags``.
     """
     bags, slots, (lines, ranks) = starts_B1.numel() - 1, ends_S.numel(), counts_HW.shape
     if not bags:
@@ -362,7 +379,7 @@ def pack_units(
     rows = counts_HW[:0] if row_counts_KO is None else row_counts_KO
     ids = _ids_at_a_time(ids_N.numel(), bags)
     _pack_units[(triton.cdiv(bags, ELEMENTS // ids),)](
-        ids_N, None if weights_N is None else weights_N.view(torch.int32), starts_B1,
+        ids_N, None if weights_N is None else weights_N.view(torch.int32), starts_B1, refused,
         bag_ends_S, ends_S, shards_3X[0], shards_3X[1], shards_3X[2], runs_X, part_cells_P1,
         sums_C1, counts_HW, rows, to_device(starts_W, words.device), words,
         bags, ids_N.numel(), slots, lines // 2, ranks, rows.size(0), rows.stride(0),

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["bad_lengths"]
@@ -14,7 +15,7 @@ __all__ = ["bad_lengths"]
 BLOCK = 1024
 
 
-@triton.jit
+@kernel(numbers="bags ids", addresses="lengths offsets ends counts")
 def _bad_lengths(
     lengths, offsets, ends, counts, bad, bags, ids, slots,
     COUNTED: tl.constexpr, BLOCK: tl.constexpr,

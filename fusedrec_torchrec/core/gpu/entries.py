@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["decode_entries", "encode_entries", "put_entries", "take_entries"]
@@ -25,6 +26,8 @@ __all__ = ["decode_entries", "encode_entries", "put_entries", "take_entries"]
 BLOCK = 1024
 SCANNED = 512  # rows at a time of the one program that a rank has
 ELEMENTS = 1024  # of the rows that a program has in hand
+ARRANGED = 4096  # of the rows that this one has, and its warps
+WARPS = 16
 FIELDS = 4  # of a rank: its first row, rows, first place in the room, room
 INDEX = {1: torch.uint8, 2: torch.int16}
 
@@ -62,7 +65,7 @@ def _limit_of(threshold):
     return tl.where(tau != tau, 0, bits)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="in_row")
 def _count(
     rows, threshold, in_row, size, dim,
     RELATIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -76,21 +79,36 @@ def _count(
 
 
 @triton.jit
-def _reaching(
-    rows, limit, begin, end, dim,
+def _largest(
+    rows, wanted, begin, end, dim,
     RELATIVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Counts the entries of a rank's rows that reach a limit."""
-    total = tl.zeros([ROWS], tl.int64)
-    first = begin
-    while first < end:
-        _, score = _block(rows, first, end, dim, RELATIVE, ROWS, COLUMNS)
-        total += tl.sum((score >= limit).to(tl.int64), 1)
-        first += ROWS
-    return tl.sum(total, 0)
+    """Returns the score of an entry, ``wanted`` among the largest of a rank's rows.
+
+    And how many entries of this score are among so many.  The score is found byte by byte, the
+    first one first, from counts of the entries that have the bytes found so far: four passes.
+    """
+    limit = tl.zeros([], tl.int32)
+    byte = tl.arange(0, 256)
+    for place in tl.static_range(4):
+        counts = tl.zeros([256], tl.int32)
+        first = begin
+        while first < end:
+            _, score = _block(rows, first, end, dim, RELATIVE, ROWS, COLUMNS)
+            is_candidate = score >= 0
+            if place > 0:
+                is_candidate = is_candidate & ((score >> (32 - 8 * place)) == limit)
+            own = tl.reshape((score >> (24 - 8 * place)) & 255, [ROWS * COLUMNS])
+            counts += tl.histogram(own, 256, mask=tl.reshape(is_candidate, [ROWS * COLUMNS]))
+            first += ROWS
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        is_it = (above < wanted) & (above + counts >= wanted)
+        limit = (limit << 8) | tl.sum(tl.where(is_it, byte, 0), 0)
+        wanted -= tl.sum(tl.where(is_it, above, 0), 0)
+    return limit, wanted
 
 
-@triton.jit
+@kernel(addresses="in_row ties_of_row limits")
 def _arrange(
     rows, threshold, in_row, ranks, first_of_row, ties_of_row, limits, totals, dim,
     FIELDS: tl.constexpr, RELATIVE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -98,8 +116,8 @@ def _arrange(
 ):  # fmt: skip
     """Finds out where each row's entries begin in the room of its rank, ``program_id(0)``.
 
-    If there is not enough room, the limit goes up until what is above it fits, and of the entries
-    at the limit as many travel as there is room left for.
+    If there is not enough room, the limit goes up to the smallest entry that has room, and of the
+    entries at the limit as many travel as there is room left for.
     """
     rank = tl.program_id(0)
     begin, count = tl.load(ranks + FIELDS * rank), tl.load(ranks + FIELDS * rank + 1)
@@ -118,13 +136,8 @@ def _arrange(
     total = used - place
     tl.store(totals + rank, total)
     if total > room:
-        high = tl.full([], 0x7F800001, tl.int32)
-        while high - limit > 1:
-            middle = limit + (high - limit) // 2
-            is_enough = _reaching(rows, middle, begin, end, dim, RELATIVE, ROWS, COLUMNS) >= room
-            limit = tl.where(is_enough, middle, limit)
-            high = tl.where(is_enough, high, middle)
-        left = room - _reaching(rows, limit + 1, begin, end, dim, RELATIVE, ROWS, COLUMNS)
+        limit, left = _largest(rows, room, begin, end, dim, RELATIVE, ROWS, COLUMNS)
+        limit = tl.where(room > 0, limit, 0x7F800000)  # nothing is above it
         used = place
         first = begin
         while first < end:
@@ -143,7 +156,7 @@ def _arrange(
     tl.store(limits + rank, limit)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="ties_of_row limits")
 def _write(
     rows, ranks, first_of_row, ties_of_row, limits, totals, positions, values, where, columns,
     size, dim, width,
@@ -193,7 +206,7 @@ def _write(
         tl.store(columns + place + unused, zero, mask=is_unused)
 
 
-@triton.jit
+@kernel(addresses="where")
 def _find(
     ranks, where, first_of_row, totals, width,
     FIELDS: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
@@ -222,7 +235,7 @@ def _find(
     tl.store(totals + rank, used - place)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="where columns values")
 def _read(
     ranks, where, columns, first_of_row, totals, values, positions, out, size, dim, width,
     FIELDS: tl.constexpr, INDEXED: tl.constexpr, BLOCK: tl.constexpr,
@@ -262,7 +275,7 @@ def _read(
     tl.store(positions + place + unused, unused * 0 + size, mask=is_unused)
 
 
-@triton.jit
+@kernel(numbers="entries size")
 def _take(rows, positions, values, entries, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(positions + at, mask=at < entries, other=0)
@@ -270,7 +283,7 @@ def _take(rows, positions, values, entries, size, BLOCK: tl.constexpr):
     tl.store(values + at, value, mask=at < entries)
 
 
-@triton.jit
+@kernel(numbers="entries size", addresses="values")
 def _put(values, positions, rows, entries, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(positions + at, mask=at < entries, other=0)
@@ -339,7 +352,8 @@ def encode_entries(
     _count[(triton.cdiv(size, rows),)](rows_RD, threshold, in_row, size, dim, **shape)
     _arrange[(ranks,)](
         rows_RD, threshold, in_row, of_ranks, first, ties, limits, totals_W, dim,
-        FIELDS=FIELDS, BLOCK=SCANNED, **fewer,
+        FIELDS=FIELDS, BLOCK=SCANNED, RELATIVE=relative, ROWS=max(ARRANGED // columns, 1),
+        COLUMNS=columns, num_warps=WARPS,
     )  # fmt: skip
     _write[(_blocks(counts, rooms, fewer["ROWS"]), ranks)](
         rows_RD, of_ranks, first, ties, limits, totals_W, positions_E, values_E, where, columns_E,

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["ask_owners", "collect_headers", "pack_rows", "unpack", "write_headers"]
@@ -21,7 +22,7 @@ BLOCK = 512
 SLACK_ONE = 1 << 16  # what a slack of 1.0 is, in whole numbers
 
 
-@triton.jit
+@kernel(numbers="size spare")
 def _pack(
     keys, counts, part_starts, starts, words, size, buckets, owners, ranks, spare,
     BLOCK: tl.constexpr,
@@ -49,7 +50,7 @@ def _pack(
     tl.store(words + to, row.to(tl.int32), mask=live & (to < spare))
 
 
-@triton.jit
+@kernel(numbers="width capacity stale", addresses="status other")
 def _write_headers(
     status, other, counts, messages, width, lines, buckets, row_buckets, owners, ranks,
     capacity, granule, slack, one, stale, words_per_id,
@@ -80,7 +81,7 @@ def _write_headers(
     tl.store(messages + line + 2, rank * 0 + (largest > capacity).to(tl.int32), mask=live)
 
 
-@triton.jit
+@kernel(numbers="stale", addresses="status other")
 def _ask_owners(
     status, other, counts, out, buckets, row_buckets, owners, ranks, stale, BLOCK: tl.constexpr
 ):
@@ -97,7 +98,7 @@ def _ask_owners(
         tl.store(out + 3 + k, tl.load(counts + k * owners + ranks).to(tl.int32))
 
 
-@triton.jit
+@kernel(numbers="width", addresses="statuses")
 def _collect_headers(
     messages, counts, statuses, out, width, header, lines, buckets, owners, ranks, everyone,
     words_per_id, BLOCK: tl.constexpr,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from fusedrec_torchrec.core.gpu import FORMATS
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["decode_rows", "encode_rows"]
@@ -75,7 +76,7 @@ def _to_bf16(number):
     return tl.where(number != number, 0x7FC0, rounded)
 
 
-@triton.jit
+@kernel(numbers="programs")
 def _encode(
     rows, pieces, largest, wire, programs, buckets,
     WIDE: tl.constexpr, NARROW: tl.constexpr, BYTES: tl.constexpr,
@@ -276,7 +277,7 @@ def encode_rows(
     largest, programs, most = wire, 0, 0
     if any(layout.is_auto):
         programs = min(max(triton.cdiv(flat.numel(), PER_PROGRAM), 1), MOST_PROGRAMS)
-        most = triton.next_power_of_2(programs)
+        most = MOST_PROGRAMS
         largest = torch.empty(buckets * programs, dtype=torch.int32, device=flat.device)
         _largest[(programs, buckets)](
             flat, pieces, largest, ranks, buckets, FIELDS=FIELDS, BLOCK=BLOCK

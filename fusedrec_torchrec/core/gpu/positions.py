@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
+
 __all__ = ["position_sums", "position_weights"]
 
 BAGS = 64  # of a program
@@ -30,7 +32,7 @@ def _bags_of(slots, offsets, n, BLOCK: tl.constexpr):
     return begin, length, tl.load(slot + 2)
 
 
-@triton.jit
+@kernel(numbers="n", addresses="offsets weights")
 def _position_weights(weights, slots, offsets, out, n, IDS: tl.constexpr, BLOCK: tl.constexpr):
     begin, length, first = _bags_of(slots, offsets, n, BLOCK)
     for tile in range(0, tl.max(length, 0), IDS):
@@ -40,7 +42,7 @@ def _position_weights(weights, slots, offsets, out, n, IDS: tl.constexpr, BLOCK:
         tl.store(out + begin[:, None] + i[None, :], weight, mask=is_id)
 
 
-@triton.jit
+@kernel(numbers="n", addresses="offsets gradient")
 def _position_sums(gradient, slots, offsets, out, n, IDS: tl.constexpr, BLOCK: tl.constexpr):
     """Adds up the gradients of some bags by position, and adds them to those of others."""
     begin, length, first = _bags_of(slots, offsets, n, BLOCK)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["sum_replicas"]
@@ -26,7 +27,7 @@ MOST_PLACES = 16  # of a program that sums: with more, registers are spilled
 FIELDS = 4  # of a rank: its first place and gradient, how many, and the first one of the result
 
 
-@triton.jit
+@kernel(numbers="capacity", addresses="messages")
 def _note_places(messages, pieces, noted, capacity, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     """Notes for each place of a rank, ``program_id(1)``, which of its gradients is the place's."""
     rank = tl.program_id(1)
@@ -38,7 +39,7 @@ def _note_places(messages, pieces, noted, capacity, FIELDS: tl.constexpr, BLOCK:
     tl.store(noted + line + place, at.to(tl.int32), mask=at < count)
 
 
-@triton.jit
+@kernel(numbers="capacity", addresses="messages rows")
 def _sum_places(
     messages, rows, pieces, noted, places, sums, capacity, ranks, dim,
     FIELDS: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,

@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, most_pieces
-from fusedrec_torchrec.core.gpu.slot_sums import _address, columns_of_program, varies
+from fusedrec_torchrec.core.gpu.kernel import kernel
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, check_ids, most_pieces
+from fusedrec_torchrec.core.gpu.slot_sums import _address, columns_of_program, stride_of, varies
 
 __all__ = ["slot_row_sums"]
 
@@ -45,7 +46,7 @@ def _slot_of_bag(bag, slots, batch, count, VARIABLE: tl.constexpr, STEPS: tl.con
     return told
 
 
-@triton.jit
+@kernel(numbers="bags batch n", addresses="offsets weights row_of_piece")
 def _place_bags(
     rows, ranks, segments, offsets, slots, addresses, weights,
     bag_of_place, weight_of_place, row_of_piece, out, bags, batch, count, n,
@@ -109,7 +110,7 @@ def _gradients(
     return value
 
 
-@triton.jit
+@kernel(numbers="rows n batch workers", addresses="offsets row_of_piece")
 def _slot_row_sums(
     gradient, slots, offsets, bag_of_place, weight_of_place, segments, row_of_piece, cursors,
     addresses, out, rows, n, batch, count, stride, workers, scale,
@@ -191,6 +192,7 @@ def slot_row_sums(
         out: the sums, where the rows are; whatever is there is overwritten.
     """
     slots, ids = slots_S3.size(0), rows_N.numel()
+    check_ids(ids)
     if not bags or not rows:
         return
     pieces, weighted = most_pieces(ids), weights_N is not None
@@ -212,7 +214,7 @@ def slot_row_sums(
     workers = min(pieces, WORKERS)
     _slot_row_sums[(workers + triton.cdiv(rows, block), tiles)](
         gradient, slots_S3, offsets_B1, bag_M, weight_M, segments_U2, row_of_piece, cursors,
-        addresses, out, rows, ids, batch, slots, gradient.stride(0), workers, scale,
+        addresses, out, rows, ids, batch, slots, stride_of(gradient, slots_S3), workers, scale,
         PLAIN=addresses is None, WEIGHTED=weighted, VARIABLE=variable, STEPS=steps,
         FEW=FEW, PIECE=PIECE, BLOCK=block, COLUMNS=columns,
     )  # fmt: skip

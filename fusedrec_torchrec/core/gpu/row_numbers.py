@@ -23,7 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, places_for
+from fusedrec_torchrec.core.gpu.kernel import kernel
+from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, check_ids, places_for
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["number_batch_rows", "number_rows"]
@@ -114,7 +115,7 @@ def _next_numbers(part, is_new, counts, parts, BY_BLOCK: tl.constexpr):
     return number
 
 
-@triton.jit
+@kernel(numbers="n apart size hot_shift hot_mask", addresses="ids slot_ends")
 def _insert(
     ids, slot_ends, rows, salts, starts, shifts, hot_table, part_starts,
     table, number_of_place, counts, place_of_id, ranks_of_ids, bad,
@@ -150,12 +151,17 @@ def _insert(
     wanted = (key + 1).to(table.dtype.element_ty)
     is_open, is_new = live, live & (at < 0)
     while tl.max(is_open.to(tl.int32), 0) > 0:
-        # Those that are done compare with what is never there, and change nothing.
-        before = tl.atomic_cas(
-            table + place * words, tl.where(is_open, 0, -1).to(wanted.dtype), wanted
-        )
-        is_new = is_new | (is_open & (before == 0))
-        is_open = is_open & (before != 0) & (before != wanted)
+        # A key that many ids have is read by them, and not fought for.
+        held = tl.load(table + place * words, mask=is_open, other=1)
+        is_empty = is_open & (held == 0)
+        if tl.max(is_empty.to(tl.int32), 0) > 0:
+            # All take part: who wants nothing changes zero to zero, at a place of its own.
+            target = tl.where(is_empty, place, tl.where(at < n, at, 0))
+            new = tl.where(is_empty, wanted, 0).to(wanted.dtype)
+            before = tl.atomic_cas(table + target * words, tl.zeros_like(new), new)
+            held = tl.where(is_empty, before, held)
+            is_new = is_new | (is_empty & (before == 0))
+        is_open = is_open & (held != 0) & (held != wanted)
         next_ = place + 1
         place = tl.where(is_open, tl.where(next_ == size, 0, next_), place)
     if GROUPED:
@@ -188,7 +194,7 @@ def _segments(row, count, is_new, cursors, segments, n, FEW: tl.constexpr, PIECE
     tl.store(segments + 2 * row + 1, count, mask=is_new)
 
 
-@triton.jit
+@kernel(numbers="n")
 def _rows_of_ids(
     table, part_starts, number_of_place, counts, cursors, rows, keys, segments,
     n, owners, parts,
@@ -298,6 +304,7 @@ class _Table:
     """
 
     def __init__(self, ids: int, part_starts_P1: torch.Tensor, grouped: bool) -> None:
+        check_ids(ids)
         device, dtype = part_starts_P1.device, part_starts_P1.dtype
         self.ids, self.parts = ids, part_starts_P1.numel() - 1
         self.part_starts_P1 = part_starts_P1

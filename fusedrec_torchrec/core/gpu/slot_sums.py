@@ -15,7 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["columns_of_program", "slot_bag_sums", "slot_weight_sums", "varies"]
+from fusedrec_torchrec.core.gpu.kernel import kernel
+
+__all__ = ["columns_of_program", "slot_bag_sums", "slot_weight_sums", "stride_of", "varies"]
 
 ELEMENTS = 512  # of the rows that a program has in hand
 PRODUCTS = 256  # of gradients and rows that a program has in hand
@@ -62,7 +64,7 @@ def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
     return tl.multiple_of(at, [4])
 
 
-@triton.jit
+@kernel(numbers="batch", addresses="rows offsets weights")
 def _slot_bag_sums(
     flat, addresses, slots, rows, offsets, weights, out, batch, stride,
     PLAIN: tl.constexpr, WEIGHTED: tl.constexpr, VARIABLE: tl.constexpr,
@@ -87,7 +89,7 @@ def _slot_bag_sums(
     tl.store(out + line[:, None] + to[None, :], total.to(out.dtype.element_ty), mask=is_there)
 
 
-@triton.jit
+@kernel(numbers="batch", addresses="rows offsets")
 def _slot_weight_sums(
     gradient, flat, addresses, slots, rows, offsets, out, batch, stride,
     PLAIN: tl.constexpr, VARIABLE: tl.constexpr, TILES: tl.constexpr,
@@ -153,7 +155,8 @@ def slot_bag_sums(
         return
     block, columns, tiles = columns_of_program(dims)
     _slot_bag_sums[(triton.cdiv(batch, block), slots, tiles)](
-        flat, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch, out.stride(0),
+        flat, addresses, slots_S3, rows_N, offsets_B1, weights_N, out, batch,
+        stride_of(out, slots_S3),
         PLAIN=addresses is None, WEIGHTED=weights_N is not None, VARIABLE=varies(slots_S3),
         BLOCK=block, COLUMNS=columns,
     )  # fmt: skip
@@ -184,7 +187,8 @@ def slot_weight_sums(
     columns = min(triton.next_power_of_2(max(dims)), MIXED_COLUMNS)
     block = min(PRODUCTS // columns, MOST_BAGS)
     _slot_weight_sums[(triton.cdiv(batch, block), slots)](
-        gradient, flat, addresses, slots_S3, rows_N, offsets_B1, out_N, batch, gradient.stride(0),
+        gradient, flat, addresses, slots_S3, rows_N, offsets_B1, out_N, batch,
+        stride_of(gradient, slots_S3),
         PLAIN=addresses is None, VARIABLE=varies(slots_S3),
         TILES=triton.cdiv(max(dims), columns), BLOCK=block, COLUMNS=columns,
     )  # fmt: skip
@@ -193,3 +197,11 @@ def slot_weight_sums(
 def varies(slots: torch.Tensor) -> bool:
     """Tells whether slots are those of a batch whose size varies by slot."""
     return slots.size(1) == VARIABLE_FIELDS
+
+
+def stride_of(lines: torch.Tensor, slots: torch.Tensor) -> int:
+    """Returns the elements from a sample to the next; none if the batch size varies by slot.
+
+    There is one line then, whose size would have kernels compiled anew.
+    """
+    return 0 if varies(slots) else lines.stride(0)

@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _hashed, _slot_of
+from fusedrec_torchrec.core.gpu.segments import check_ids
 
 __all__ = ["hash_slots", "take_slots"]
 
@@ -20,9 +22,11 @@ MOST_IDS = 16  # of a bag at a time
 
 
 @triton.jit
-def _source(at, offsets, bag_ends, firsts, bags, n, slots, STEPS: tl.constexpr):
+def _source(at, offsets, refused, bag_ends, firsts, bags, n, slots, STEPS: tl.constexpr):
     """Returns where the bags of slots begin in the batch, and their lengths."""
     live = at < bags
+    if refused is not None:
+        live = live & (tl.load(refused).to(tl.int32) == 0)
     slot = _slot_of(at, bag_ends, 1, slots, STEPS)
     before = tl.load(bag_ends + slot - 1, mask=live & (slot > 0), other=0)
     source = tl.load(firsts + slot, mask=live, other=0) + at - before
@@ -32,24 +36,25 @@ def _source(at, offsets, bag_ends, firsts, bags, n, slots, STEPS: tl.constexpr):
     return begin, tl.maximum(end - begin, 0)
 
 
-@triton.jit
+@kernel(numbers="bags n", addresses="offsets refused")
 def _take_lengths(
-    offsets, bag_ends, firsts, lengths, bags, n, slots,
+    offsets, refused, bag_ends, firsts, lengths, bags, n, slots,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    _, length = _source(at, offsets, bag_ends, firsts, bags, n, slots, STEPS)
+    _, length = _source(at, offsets, refused, bag_ends, firsts, bags, n, slots, STEPS)
     tl.store(lengths + at, length.to(tl.int32), mask=at < bags)
 
 
-@triton.jit
+@kernel(numbers="bags n room", addresses="ids weights offsets refused")
 def _take_ids(
-    ids, weights, offsets, bag_ends, firsts, starts, out, out_weights, bags, n, room, slots,
+    ids, weights, offsets, refused, bag_ends, firsts, starts, out, out_weights,
+    bags, n, room, slots,
     WEIGHTED: tl.constexpr, STEPS: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copies the ids of some bags; if lengths are wrong, nothing is overrun."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    begin, length = _source(at, offsets, bag_ends, firsts, bags, n, slots, STEPS)
+    begin, length = _source(at, offsets, refused, bag_ends, firsts, bags, n, slots, STEPS)
     to = tl.load(starts + at, mask=at < bags, other=0).to(tl.int64)
     for first in range(0, tl.max(length, 0), IDS):
         i = first + tl.arange(0, IDS)
@@ -61,7 +66,7 @@ def _take_ids(
             tl.store(out_weights + to_id, weight, mask=is_id)
 
 
-@triton.jit
+@kernel(numbers="n", addresses="ids slot_ends")
 def _hash_slots(
     ids, slot_ends, rows, salts, out, n, slots, STEPS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -82,6 +87,7 @@ def take_slots(
     places_2S: torch.Tensor,
     bags: int,
     room: int,
+    refused: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Brings together the bags of slots, each as often as it is asked for.
 
@@ -93,11 +99,15 @@ def take_slots(
             first bag in the batch.
         bags: of all slots.
         room: for ids.  Those that find none are left out.
+        refused: whether the offsets are known to be wrong: then no bag has ids.  Else every one
+            could have all of them, and so many are not taken in the time that other ranks wait.
+            None if nobody knows.
 
     Returns:
         ids and weights, as many as there is room for; lengths and offsets of the bags, int32.
         Without weights there are none.
     """
+    check_ids(room)
     device, slots = ids_N.device, places_2S.size(1)
     out_M = torch.empty(room, dtype=ids_N.dtype, device=device)
     lengths_B = torch.empty(bags, dtype=torch.int32, device=device)
@@ -109,15 +119,16 @@ def take_slots(
         return out_M, weights_M, lengths_B, offsets_B1
     n, steps = ids_N.numel(), max((slots - 1).bit_length(), 1)
     _take_lengths[(triton.cdiv(bags, BLOCK),)](
-        offsets, places_2S[0], places_2S[1], lengths_B, bags, n, slots, STEPS=steps, BLOCK=BLOCK
-    )
+        offsets, refused, places_2S[0], places_2S[1], lengths_B, bags, n, slots,
+        STEPS=steps, BLOCK=BLOCK,
+    )  # fmt: skip
     torch.cumsum(lengths_B, 0, dtype=torch.int32, out=offsets_B1[1:])
     if room:
         at_a_time = min(triton.next_power_of_2(max(room // bags, 1)), MOST_IDS)
         block = ELEMENTS // at_a_time
         _take_ids[(triton.cdiv(bags, block),)](
-            ids_N, weights_N, offsets, places_2S[0], places_2S[1], offsets_B1, out_M, weights_M,
-            bags, n, room, slots,
+            ids_N, weights_N, offsets, refused, places_2S[0], places_2S[1], offsets_B1,
+            out_M, weights_M, bags, n, room, slots,
             WEIGHTED=weights_N is not None, STEPS=steps, IDS=at_a_time, BLOCK=block,
         )  # fmt: skip
     return out_M, weights_M, lengths_B, offsets_B1

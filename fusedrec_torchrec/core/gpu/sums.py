@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["bag_sums", "row_addresses", "row_sums"]
@@ -41,7 +42,7 @@ def _row_addresses(pieces, out, BLOCK: tl.constexpr):
     tl.store(out + target + at, first + at * dim, mask=at < count)
 
 
-@triton.jit
+@kernel(numbers="bags num_rows", addresses="rows offsets weights divisor")
 def _bag_sums(
     flat, addresses, rows, offsets, weights, divisor, out,
     bags, num_rows, dim, width, column, stride,
@@ -82,7 +83,7 @@ def _bag_sums(
     )
 
 
-@triton.jit
+@kernel(numbers="bags num_rows", addresses="rows offsets weights divisor")
 def _row_sums(
     gradient, addresses, rows, offsets, weights, divisor, out,
     bags, num_rows, dim, width, column, stride, scale,

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedrec_torchrec.core.gpu.kernel import kernel
+
 __all__ = ["list_flags", "list_touched", "unite_touched", "write_means"]
 
 BLOCK = 1024
@@ -24,7 +26,7 @@ MOST_PROGRAMS = 1024  # that count: each of them reads what the others have coun
 ELEMENTS = 1024  # of the means that a program has in hand
 
 
-@triton.jit
+@kernel(numbers="size", addresses="numbers")
 def _mark(numbers, flags, size, first_row, BLOCK: tl.constexpr):
     """Sets the flags of rows, numbered from ``first_row`` on."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -32,7 +34,7 @@ def _mark(numbers, flags, size, first_row, BLOCK: tl.constexpr):
     tl.store(flags + row, (at * 0 + 1).to(tl.uint8), mask=at < size)
 
 
-@triton.jit
+@kernel(numbers="width", addresses="messages")
 def _mark_messages(
     messages, flags, headers, width, blocks, HEADER: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -63,7 +65,7 @@ def _count_flags(flags, counts, rows, share, BLOCK: tl.constexpr):
     tl.store(counts + tl.program_id(0), tl.sum(total, 0))
 
 
-@triton.jit
+@kernel(numbers="room")
 def _list_flags(
     flags, counts, ends, header, out, rows, share, blocks, room,
     PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
@@ -87,7 +89,7 @@ def _list_flags(
         before += tl.sum(flag, 0)
 
 
-@triton.jit
+@kernel(numbers="size", addresses="sums rows")
 def _write_means(
     sums, rows, target, size, first_row, replicas, dim, BLOCK: tl.constexpr, COLUMNS: tl.constexpr
 ):

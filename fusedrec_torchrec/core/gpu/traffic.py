@@ -91,11 +91,12 @@ def kernels(shape: Shape) -> list[Bytes]:
         Bytes("bad_lengths", "dedup", 2 * bags, 2 * bags, bags),
         Bytes("number_batch_rows: zeros", "dedup", 2 * KEY * h, 2 * KEY * h, 0),
         # Reads of places where ids do not look do not happen; all ids but the first of a row count
-        # themselves, at no more places than there are rows or such ids.
+        # themselves, at no more places than there are rows or such ids.  Whoever takes no place
+        # when others of its program do looks at one of its own, once.
         Bytes(
             "number_batch_rows: insert", "dedup",
-            insert + KEY * shape.probes * n + 2 * KEY * (n - u),
-            insert + KEY * min(h, shape.probes * n) + 2 * KEY * min(u, n - u), ID * n,
+            insert + KEY * (shape.probes * n + n - u) + 2 * KEY * (n - u),
+            insert + KEY * min(h, shape.probes * n + n - u) + 2 * KEY * min(u, n - u), ID * n,
         ),
         Bytes(
             "number_batch_rows: rows_of_ids", "dedup",

@@ -138,8 +138,9 @@ class FusedTables:
                 self._check_names()
                 self._check_names = None
             reports: list[Report] = []
+            refused: torch.Tensor | None = None
             try:
-                batch, own = self.features(features)
+                batch, told = self.features(features)
                 self._check_weights(batch)
             except Exception as error:  # whatever it is, other ranks must not wait for us in vain
                 text = str(error)
@@ -149,11 +150,12 @@ class FusedTables:
                 reports.append((bad, lambda: text))
                 batch = self.features.stand_in(features)
             else:
-                reports += own
+                refused = told.refused
+                reports += told.reports
                 reports += [
                     (check.bad(batch), partial(check.describe, batch)) for check in self._checks
                 ]
-            return batch, self._notes(training, reports=reports)
+            return batch, self._notes(training, reports=reports, refused=refused)
 
     def _check_weights(self, batch: KeyedJaggedTensor) -> None:
         """Refuses weights whose gradients are wanted where only owners could give them.

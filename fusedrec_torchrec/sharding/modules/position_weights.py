@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fusedrec_torchrec.core import operators
+from fusedrec_torchrec.core.kept import Kept
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["PositionWeights"]
@@ -36,8 +37,8 @@ class PositionWeights:
         starts = accumulate((weight.numel() for weight in weights.values()), initial=0)
         places = dict(zip(weights, starts, strict=False))
         self._slots = [(places[name], weights[name].numel()) for name in names]
-        # Of the last batch: bags of its slots, and what the kernels want to know of them.
-        self._known: tuple[list[int], torch.Tensor] | None = None
+        # Of the last batch, by the bags of its slots: what the kernels want to know of them.
+        self._known = Kept[torch.Tensor](lambda slots_S4: [slots_S4], most=1)
 
     @classmethod
     def of(
@@ -72,15 +73,17 @@ class PositionWeights:
 
     def _slots_S4(self, strides: list[int]) -> torch.Tensor:
         """Returns for each slot its first bag, its number of bags, and where its weights are."""
-        if self._known is None or self._known[0] != strides:
+
+        def make() -> torch.Tensor:
             firsts = accumulate(strides, initial=0)
             numbers = [
                 number
                 for first, stride, slot in zip(firsts, strides, self._slots, strict=False)
                 for number in (first, stride, *slot)
             ]
-            self._known = (list(strides), to_device(numbers, self._device).view(-1, 4))
-        return self._known[1]
+            return to_device(numbers, self._device).view(-1, 4)
+
+        return self._known.get(tuple(strides), make)
 
 
 class _Weights(Function):

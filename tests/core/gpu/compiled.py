@@ -20,6 +20,7 @@ ARCHITECTURES = (80, 90)  # A100 and H100
 REGISTERS, THREADS, BLOCKS = 65536, 2048, 32
 SHARED_KIB = {80: 164, 90: 228}
 WARP = 32
+WARPS_OF = {"_arrange": 16}  # of kernels that have others than four
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         "row_counts word_starts firsts"
     )
     of_bags = {"ids": "*i64", "weights": "*i32", "starts": "*i32", "table_of_bag": "*i32",
+               "refused": "*i1",
                "held_by": "*i32", "first_of": "*i32", "place_of_bag": "*i32", "bad": "*u8",
                "means": "*u8", "cells": "*i32", "divisor": "*fp32", "words": "*i32"}  # fmt: skip
     flags = {"PLAIN": False, "BAGS": True, "WEIGHTED": True, "DIVIDED": True}
@@ -154,7 +156,7 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                  "BLOCK": 1024, "COLUMNS": 128, **programs},
             )
             for kernel, first, programs in (
-                (number_formats._encode, "rows", {"PROGRAMS": 64}),
+                (number_formats._encode, "rows", {"PROGRAMS": number_formats.MOST_PROGRAMS}),
                 (number_formats._decode, "out", {}),
             )
         ),
@@ -169,7 +171,8 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                  if name in kernel.arg_names},
             )
             for kernel, block, rows in (
-                (entries._count, 0, 8), (entries._arrange, 512, 4), (entries._write, 1024, 4),
+                (entries._count, 0, 8), (entries._arrange, 512, entries.ARRANGED // 128),
+                (entries._write, 1024, 4),
                 (entries._find, 512, 0), (entries._read, 1024, 8), (entries._take, 1024, 0),
                 (entries._put, 1024, 0),
             )
@@ -221,14 +224,14 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         ),
         (
             slots._take_lengths,
-            {"offsets": "*i32", "lengths": "*i32"},
+            {"offsets": "*i32", "refused": "*i1", "lengths": "*i32"},
             {"STEPS": 5, "BLOCK": slots.BLOCK},
         ),
         *(
             (
                 slots._take_ids,
                 {"ids": "*i64", "weights": "*fp32", "offsets": "*i32", "starts": "*i32",
-                 "out": "*i64", "out_weights": "*fp32"},
+                 "refused": "*i1", "out": "*i64", "out_weights": "*fp32"},
                 {"IDS": ids, "BLOCK": slots.ELEMENTS // ids, **weighted},
             )
             for ids in (1, slots.MOST_IDS)
@@ -341,14 +344,16 @@ def compile_all(architectures: tuple[int, ...] = ARCHITECTURES) -> list[Compiled
             name += ", 64-bit keys"
         for architecture in architectures:
             source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-            made = triton.compile(source, target=GPUTarget("cuda", architecture, WARP))
+            options = {"num_warps": WARPS_OF.get(kernel.__name__, 4)}
+            target = GPUTarget("cuda", architecture, WARP)
+            made = triton.compile(source, target=target, options=options)
             with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
                 file.write(made.asm["ptx"])
                 file.flush()
-                target = re.search(r"\.target (\w+)", made.asm["ptx"])
-                assert target is not None
+                sm = re.search(r"\.target (\w+)", made.asm["ptx"])
+                assert sm is not None
                 told = subprocess.run(
-                    [ptxas, "-v", f"--gpu-name={target[1]}", file.name, "-o", os.devnull],
+                    [ptxas, "-v", f"--gpu-name={sm[1]}", file.name, "-o", os.devnull],
                     capture_output=True,
                     text=True,
                     check=True,

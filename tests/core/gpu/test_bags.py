@@ -103,6 +103,7 @@ def ask(
     size: int,
     row_counts: torch.Tensor | None = None,
     lengths: torch.Tensor | None = None,
+    refused: bool | None = None,
 ) -> Asked:
     layout = batch.layout
     found = _Cells.of(layout, batch.strides, batch.side_by_side)
@@ -116,16 +117,17 @@ def ask(
     if weights is not None:
         weights = torch.cat([before.float(), weights, before.float()])
     begins = (torch.cat([lengths.new_zeros(1), lengths]).cumsum(0) + BEFORE).int()
+    verdict = None if refused is None else torch.tensor(refused)
     counts, cells, divisor, sums, bad = kernels.ask_bags(
         ids, begins, weights, places,
         sum(found.per_bucket), torch.tensor(batch.tables),
         torch.full((len(batch.tables),), ROWS), means,
-        layout.ends_S, layout.shards_3X, batch.buckets, batch.ranks,
+        layout.ends_S, layout.shards_3X, batch.buckets, batch.ranks, verdict,
     )  # fmt: skip
     words = torch.full((size,), GUARD, dtype=torch.int32)
     kernels.pack_units(
         ids, weights, places, layout.ends_S, layout.shards_3X, begins, sums, counts,
-        row_counts, starts, words,
+        row_counts, starts, words, verdict,
     )  # fmt: skip
     per_bucket = found.per_bucket
     divisors = list(divisor.split(per_bucket)) if batch.means is not None else []
@@ -350,3 +352,15 @@ def test_lengths_that_do_not_fit_and_words_without_room_overrun_nothing() -> Non
     lengths = torch.tensor([9, -3, 2, 8, 8, -9], dtype=torch.int32)
     ask(batch, [0, 3], 6, lengths=lengths)
     ask(batch, [0, 3], 6)
+
+
+def test_bags_have_no_ids_if_lengths_are_known_to_be_wrong() -> None:
+    """Offsets 0, n, 0, n ... would have every other bag hash all ids, and compare them."""
+    batch = Batch(2, 1, [0], [[(0, 1, 0)]], [[list(range(9)), *([] for _ in range(9))]])
+    lengths = torch.tensor([9, -9] * 5, dtype=torch.int32)
+    asked = ask(batch, [0, 30], 60, lengths=lengths)
+    assert int(asked.counts.sum()) > 0
+    asked = ask(batch, [0, 30], 60, lengths=lengths, refused=True)
+    assert not asked.counts.any() and (asked.words == GUARD).all() and not asked.bad
+    good = ask(batch, [0, 30], 60, refused=False)
+    assert good.counts.equal(ask(batch, [0, 30], 60).counts) and int(good.counts.sum()) > 0

@@ -1,5 +1,7 @@
 """Entries that reach a threshold: those of the torch path, in the same bytes."""
 
+from collections import Counter
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -99,6 +101,24 @@ def test_of_equal_entries_the_first_travel() -> None:
     rooms = [5, 40]
     positions, *_ = entries.encode_entries(rows, torch.tensor(0.5), [2, 7], rooms, False, 1)
     assert positions.tolist() == [*range(5), *range(32, 72)]
+
+
+def test_rows_are_read_a_few_times_if_there_is_not_enough_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the scores are: to count them, to find the limit, to arrange and to write."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    builder, rows = interpreter.InterpreterBuilder, torch.randn(300, 16)
+    load, first, loaded = builder.create_masked_load, rows.data_ptr(), Counter[int]()
+
+    def count(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        loaded.update(ptrs.data[mask.data & (ptrs.data >= first)].flatten().tolist())
+        return load(self, ptrs, mask, *others)
+
+    monkeypatch.setattr(builder, "create_masked_load", count)
+    *_, totals = entries.encode_entries(rows, torch.tensor(0.0), [300], [77], False, 1)
+    assert totals.tolist() == [4800]
+    assert max(loaded[first + 4 * i] for i in range(4800)) <= 7
 
 
 def test_more_rows_than_a_program_has() -> None:

@@ -1,5 +1,6 @@
 """Distinct rows by a hash table: unique keys, part by part, and the row of every id."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,6 +240,30 @@ def test_raw_ids_are_hashed() -> None:
 def test_very_many_parts_and_ids_of_one_row() -> None:
     check(make([[[7] * 600]], [40], [1], 33))
     check(make([[list(range(700))]], [700], [1], 40))
+
+
+def test_ids_of_one_row_read_its_place_and_do_not_fight_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    builder, exchanged = interpreter.InterpreterBuilder, Counter[int]()
+    exchange = builder.create_atomic_cas
+
+    def count(self: Any, ptr: Any, *others: Any) -> Any:
+        exchanged.update(ptr.data.flatten().tolist())
+        return exchange(self, ptr, *others)
+
+    monkeypatch.setattr(builder, "create_atomic_cas", count)
+    ids = 20 * row_numbers.INSERTED
+    rows = [7] * ids
+    rows[:: row_numbers.INSERTED] = range(20)  # a new row in every program
+    batch = make([[rows]], [40], [1], 2)
+    keys_U, rows_N, *_ = row_numbers.number_batch_rows(
+        batch.ids, torch.tensor([0, ids]), *batch.of_batch()
+    )
+    assert (keys_U[rows_N.long()] == keys_of(batch)).all()
+    # Once by every id of the program that has it first, and by ids whose own place it is.
+    assert exchanged and max(exchanged.values()) <= 2 * row_numbers.INSERTED
 
 
 def test_an_id_out_of_range_is_told_and_overruns_nothing() -> None:

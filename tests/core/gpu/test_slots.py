@@ -89,6 +89,15 @@ def test_nothing_is_overrun_if_lengths_are_wrong(
     assert (made[0][room:] == -1).all()
 
 
+def test_no_ids_are_taken_if_lengths_are_known_to_be_wrong() -> None:
+    ids, offsets = torch.arange(9), torch.tensor([0, 9] * 5)
+    places = torch.tensor([[9], [0]])
+    for refused, total in ((None, 45), (False, 45), (True, 0)):
+        verdict = None if refused is None else torch.tensor(refused)
+        _, _, lengths, starts = kernels.take_slots(ids, None, offsets, places, 9, 9, verdict)
+        assert int(lengths.sum()) == int(starts[-1]) == total
+
+
 @EXAMPLES
 @given(st.data(), st.sampled_from([torch.int32, torch.int64]))
 def test_raw_ids_are_hashed_by_the_salt_of_their_slot(

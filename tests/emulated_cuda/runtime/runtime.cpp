@@ -41,6 +41,7 @@ struct Event {
   std::string what;
   size_t bytes;  // of a kernel, its blocks
   unsigned long stream;
+  int device;  // that was current
 };
 
 std::mutex mutex;
@@ -90,7 +91,8 @@ Range range_of(const void* pointer) {
 void note(std::string what, size_t bytes = 0, const void* stream = nullptr) {
   std::lock_guard<std::mutex> guard(mutex);
   if (recording) {
-    events().push_back({std::move(what), bytes, reinterpret_cast<unsigned long>(stream)});
+    events().push_back(
+        {std::move(what), bytes, reinterpret_cast<unsigned long>(stream), current_device});
   }
 }
 
@@ -165,6 +167,7 @@ API long emulator_size() {
 API const char* emulator_what(long i) { return events()[i].what.c_str(); }
 API long emulator_bytes(long i) { return events()[i].bytes; }
 API unsigned long emulator_stream(long i) { return events()[i].stream; }
+API int emulator_device(long i) { return events()[i].device; }
 API void emulator_mark(const char* what) { note(what); }
 // For the driver, through which Triton launches its kernels.
 API int emulator_launch(const char* name, const unsigned* grid, const unsigned* block,

@@ -33,7 +33,7 @@ from roofline import (  # type: ignore[import-not-found, no-redef, unused-ignore
 )  # fmt: skip
 
 # Bytes of all kernels in units of the least: as asked, and every element once.  Wanted: 1.3 once.
-MOST = {"one id per bag": (1.32, 1.10), "bags of 10 ids": (2.85, 1.25)}
+MOST = {"one id per bag": (1.32, 1.10), "bags of 10 ids": (2.86, 1.26)}
 
 
 def test_kernels_read_and_write_no_more_than_they_did() -> None:
@@ -61,8 +61,9 @@ def test_bytes_by_hand() -> None:
     assert shape.places == 64
     assert counted["slot_bag_sums"].asked == 6 * 4 + 6 * 32 + 3 * 8 + 3 * 32
     assert counted["slot_bag_sums"].least == 6 * 4 + 4 * 32 + 3 * 4 + 3 * 32
-    # Ids, place and rank of each; keys and numbers of rows; two more ids of a row are counted.
-    inserted = 6 * (8 + 4 + 4) + 4 * (4 + 4) + 2 * 8
+    # Ids, place and rank of each; keys and numbers of rows; two more ids of a row are counted, and
+    # look at places of their own when others take theirs.
+    inserted = 6 * (8 + 4 + 4) + 4 * (4 + 4) + 2 * 8 + 2 * 4
     assert counted["number_batch_rows: zeros"].asked == 64 * 8
     assert counted["number_batch_rows: insert"].asked == inserted + 6 * 4 * shape.probes
     # Place, key, number and row of each id; of each row ids, key, start and ids of its segment.

@@ -1,7 +1,10 @@
 """CUDA and NCCL, and tables in host memory; skipped without a GPU."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,19 +13,25 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
-from tests.case import Case, Table, sharded
+from fusedrec_torchrec.core.gpu import segments
+from tests.case import Case, Table, batch, local_device, sharded
 from tests.cluster import Cluster
 from tests.hot.replicas import train_and_compare
 from tests.parity import run_and_check, train_step
 from tests.sharding.modules.test_bad_input import (
     Spoil,
+    error_of,
+    inverse_index_too_large,
+    lengths_too_small,
     missing_feature,
     negative_length,
     rebuilt,
     spoil_and_go_on,
     stale_length_per_key,
+    tables_of,
     too_large,
 )
+from tests.sharding.modules.test_codecs import train_within
 from tests.sharding.modules.test_pipelines import compare, pipelined
 
 pytestmark = [
@@ -93,6 +102,12 @@ def test_bags_of_all_slots_at_once(gpu_cluster: Cluster, settings: dict[str, Any
     """What the kernels of ``core/gpu/slot_sums.py`` meet; slots are not in the batch's order."""
     case = Case(tables=TABLES, batch_sizes=(7, 5), device="cuda")
     gpu_cluster.run(run_and_check, dataclasses.replace(case, **settings))
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("int8", "fp16"), ("bf16", "int8")])
+def test_codecs_of_numbers(gpu_cluster: Cluster, forward: str, backward: str) -> None:
+    case = Case(tables=TABLES, batch_sizes=(7, 5), integers=False, device="cuda")
+    gpu_cluster.run(train_within, case, forward, backward)
 
 
 def test_half_precision_tables(gpu_cluster: Cluster) -> None:
@@ -237,26 +252,155 @@ def test_batches_of_no_samples_beside_stock_tables(
     gpu_cluster.run(run_and_check, case)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (too_large, "feature 'f_b'"),
-        (missing_feature, "feature 'f_b'"),
-        (negative_length, "lengths[0] is -1, must be at least 0"),
-        (stale_length_per_key, "length_per_key is ["),
-    ],
-)
-def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil, text: str) -> None:
-    last = gpu_cluster.world_size - 1
-    case = Case(
-        tables=(Table("a", 50, dim=8), Table("b", 30, dim=16)),
-        batch_sizes=(6, 6)[: last + 1],
-        lengths=(1, 2),
-        device="cuda",
+def negative_inverse_index(features: KeyedJaggedTensor) -> object:
+    names, indices = features.inverse_indices()
+    return rebuilt(features, inverse_indices=(names, indices - 100))
+
+
+def no_bags_for_samples(features: KeyedJaggedTensor) -> object:
+    """Samples of a feature that has no bags."""
+    (_, *strides), lengths = features.stride_per_key_per_rank(), features.lengths()
+    first = features.stride_per_key()[0]
+    return rebuilt(
+        features,
+        values=features.values()[int(lengths[:first].sum()) :],
+        lengths=lengths[first:],
+        stride_per_key_per_rank=[[0], *strides],
     )
-    texts = gpu_cluster.run(spoil_and_go_on, case, spoil, bad_ranks=(last,), first=1)
+
+
+def one_length_too_large(features: KeyedJaggedTensor) -> object:
+    """And another one negative, so that they add up."""
+    lengths = features.lengths().clone()
+    lengths[0] += 1000
+    lengths[-1] -= 1000
+    return rebuilt(features, lengths=lengths)
+
+
+def all_ids_in_every_other_bag(features: KeyedJaggedTensor) -> object:
+    ids, lengths = features.values().numel(), features.lengths().clone()
+    lengths[::2], lengths[1::2] = ids, -ids
+    return rebuilt(features, lengths=lengths)
+
+
+def spoil_without_kernels(*args: Any, **kwargs: Any) -> str:
+    """Torch's own operators do it, where sums are to be the same in every run."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return spoil_and_go_on(*args, **kwargs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def ids_twice(features: KeyedJaggedTensor) -> object:
+    return rebuilt(
+        features,
+        values=features.values().repeat_interleave(2),
+        lengths=features.lengths() * 2,
+    )
+
+
+def with_few_ids(*args: Any, most: int, **kwargs: Any) -> str:
+    """As if kernels could count no more ids than these."""
+    with mock.patch.object(segments, "MOST_IDS", most):
+        return spoil_and_go_on(*args, **kwargs)
+
+
+def check_bad_batch(
+    cluster: Cluster,
+    case: Case,
+    spoil: Spoil,
+    text: str,
+    kernels: bool = True,
+    run: Callable[..., str] | None = None,
+) -> None:
+    last = cluster.world_size - 1
+    case = dataclasses.replace(case, batch_sizes=case.batch_sizes[: last + 1], device="cuda")
+    run = run or (spoil_and_go_on if kernels else spoil_without_kernels)
+    texts = cluster.run(run, case, spoil, bad_ranks=(last,), first=1)
     assert len(set(texts)) == 1
     assert texts[0].startswith(f"bad input on rank {last}: {text}")
+
+
+BAD_LENGTHS: dict[Spoil, str] = {
+    negative_length: "lengths[0] is -1, must be at least 0",
+    one_length_too_large: "lengths[11] is -99",
+    all_ids_in_every_other_bag: "lengths[1] is -",
+    lengths_too_small: "lengths add up to",
+    stale_length_per_key: "length_per_key is [",
+}
+BAD_PICKS: dict[Spoil, str] = {
+    inverse_index_too_large: "inverse index 10",
+    negative_inverse_index: "inverse index -",
+    no_bags_for_samples: "inverse_indices have 6 samples, must have none: feature 'f_a'",
+}
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [(too_large, "feature 'f_b'"), (missing_feature, "feature 'f_b'"), *BAD_LENGTHS.items()],
+)
+def test_bad_batch(gpu_cluster: Cluster, spoil: Spoil, text: str, kernels: bool) -> None:
+    tables = (Table("a", 50, dim=8), Table("b", 30, dim=16))
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2))
+    check_bad_batch(gpu_cluster, case, spoil, text, kernels)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("spoil", "text"), [(too_large, "feature 'f_b'"), *BAD_PICKS.items()])
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_batch_with_a_variable_batch_per_feature(
+    gpu_cluster: Cluster, kind: str, spoil: Spoil, text: str, kernels: bool
+) -> None:
+    case = Case(
+        tables=(Table("a", 50, dim=8), Table("b", 30, dim=8)),
+        batch_sizes=(6, 6),
+        lengths=(1, 2),
+        vbe=True,
+        kind=kind,
+    )
+    check_bad_batch(gpu_cluster, case, spoil, text, kernels)
+
+
+def test_too_many_ids(gpu_cluster: Cluster) -> None:
+    case = Case(tables=(Table("a", 50), Table("b", 30)), batch_sizes=(6, 6), lengths=(1, 2))
+    run = functools.partial(with_few_ids, most=24)
+    check_bad_batch(gpu_cluster, case, ids_twice, "the batch has ", run=run)
+
+
+@pytest.mark.parametrize("types", ["tables", "rows and columns"])
+@pytest.mark.parametrize(("spoil", "text"), BAD_LENGTHS.items())
+def test_bad_lengths_where_owners_pool(
+    gpu_cluster: Cluster, types: str, spoil: Spoil, text: str
+) -> None:
+    case = Case(tables=tables_of(types), batch_sizes=(6, 6), lengths=(1, 2))
+    check_bad_batch(gpu_cluster, case, spoil, text)
+
+
+@pytest.mark.parametrize(("spoil", "text"), BAD_LENGTHS.items())
+@pytest.mark.parametrize("kind", ["ebc", "ec"])
+def test_bad_lengths_beside_stock_tables(
+    gpu_cluster: Cluster, kind: str, spoil: Spoil, text: str
+) -> None:
+    """TorchRec's own kernels do not look at lengths before they use them."""
+    tables = (Table("a", 50, dim=8), Table("b", 30, dim=8, sharding="row_wise"))
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), kind=kind)
+    check_bad_batch(gpu_cluster, case, spoil, text)
+
+
+def only_spoil(case: Case, spoil: Spoil, bad_ranks: tuple[int, ...], first: int) -> str:
+    """No training: FBGEMM's way back of picked sequences is not emulated."""
+    model, rank = sharded(case), dist.get_rank()
+    features = batch(case, first, rank).to(local_device(case))
+    return error_of(model, spoil(features) if rank in bad_ranks else features)
+
+
+def test_bad_picks_beside_stock_tables(gpu_cluster: Cluster) -> None:
+    tables = (Table("a", 50, dim=8), Table("b", 30, dim=8, sharding="table_wise"))
+    case = Case(tables=tables, batch_sizes=(6, 6), lengths=(1, 2), kind="ec", vbe=True)
+    for spoil, text in BAD_PICKS.items():
+        check_bad_batch(gpu_cluster, case, spoil, text, run=only_spoil)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm_caching"])
