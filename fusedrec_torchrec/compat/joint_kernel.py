@@ -44,19 +44,19 @@ class JointKernel:
         return all(settings == first for settings in others)
 
     def __call__(
-        self, together: Lookup, ids_F: Sequence[int], units_FW: list[list[int]]
+        self, of_all: Lookup, ids_F: Sequence[int], units_FW: list[list[int]]
     ) -> torch.Tensor:
         """Looks up rows and sums of rows of all features; it ``can_take`` them.
 
         Args:
-            together: those of all features, feature after feature, each requester after requester.
+            of_all: those of all features, feature after feature, each requester after requester.
             ids_F: how many rows there are of each feature.
             units_FW: how many rows, or sums of rows, each requester gets of each feature.
 
         Returns:
             a flat tensor in the order (requester, feature).
         """
-        rows_R, offsets_U1, weights_R = together
+        rows_R, offsets_U1, weights_R = of_all
         if offsets_U1 is None:
             offsets_U1 = self._kernels[0].one_id_per_bag(rows_R.numel())
         for kernel, own_rows in zip(self._kernels, rows_R.split(list(ids_F)), strict=True):
