@@ -51,7 +51,7 @@ class _Batch:
         counts_in: [requester][bucket] units this rank is asked for.
         words_out: [owner] words of four bytes that say so: rows, and lengths of bags.
         words_in: [requester] words that this rank is asked by.
-        asked: of each physical table, what this rank is asked for.
+        asked: in each call of the lookup, what this rank is asked for.
         bags: of each bucket, which received units form which output.
         slot_bags: the same for all slots, if only the device knows; then there are no ``bags``.
     """
@@ -148,7 +148,7 @@ class Bounds:
     def _lookup(self, number: int) -> None:
         """Looks up and updates rows; the gradient is zero, so that the model stays what it was."""
         batch = self._batches[number]
-        for rows_UD in self._look_up.of_tables(batch.asked, batch.counts_in):
+        for rows_UD in self._look_up.look_up(batch.asked, batch.counts_in):
             rows_UD.backward(self._owned[: rows_UD.numel()].view_as(rows_UD))
 
     def _gather(self, number: int) -> None:

@@ -6,7 +6,9 @@
 ``momentum_scale``      momentum-scaled row-wise AdaGrad by FBGEMM's row-wise AdaGrad
 ``fbgemm_table``        what FBGEMM's tables know and have no methods to ask for
 ``table_layout``        some tables of a bucket, as FBGEMM lays them out
+``joint_table``         one FBGEMM table that has the memory of several
 ``bucket_table``        one FBGEMM table that looks like several to TorchRec
+``joint_kernel``        several of them, looked up in one call
 ``table_shards``        tables that lie whole on a rank, or by columns on several
 ``row_update``          FBGEMM's update of rows whose gradients are at hand
 ``lookups``             the lookups of sharded modules

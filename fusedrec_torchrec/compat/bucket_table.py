@@ -18,6 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     BoundsCheckMode,
     EmbeddingLocation,
     PoolingMode,
+    SplitState,
 )
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
@@ -36,13 +37,33 @@ from torchrec.distributed.embedding_types import (
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
 from fusedrec_torchrec.compat.fbgemm_table import is_cached
+from fusedrec_torchrec.compat.joint_table import JointPart
 from fusedrec_torchrec.compat.momentum_scale import scale_table
 from fusedrec_torchrec.compat.optimizers import OPTIMIZERS, STATE_PREFIXES
 from fusedrec_torchrec.compat.table_layout import TableLayout
 
-__all__ = ["BucketKernel", "BucketTable", "OptimizerSettings"]
+__all__ = [
+    "BucketKernel",
+    "BucketTable",
+    "LookupListener",
+    "OptimizerSettings",
+    "settings_of_tables",
+]
 
 MOST_LAYOUTS = 64  # of groups of tables that are remembered
+
+LookupListener = Callable[[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
+"""Called before a lookup, like a hook of torch's: with the table, and what it is given."""
+
+
+def settings_of_tables(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
+    """Returns the settings of FBGEMM's table of some tables, but for its shape and its place."""
+    weights_precision = data_type_to_sparse_type(config.data_type)
+    fused_params = dict(config.fused_params or {})
+    fused_params.setdefault("cache_precision", weights_precision)
+    # Ids are checked on the requester, with an error instead of a silent row 0.
+    fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
+    return {"weights_precision": weights_precision, "device": device, **fused_params}
 
 
 class OptimizerSettings(NamedTuple):
@@ -70,6 +91,7 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         location: the memory they are in.
         compute_device: the device that looks them up.
         frozen: whether they are looked up, but not trained.
+        part: of a joint table, whose memory they are in; None if they have memory of their own.
         **kwargs: those of ``SplitTableBatchedEmbeddingBagsCodegen``.
 
     Attributes:
@@ -84,8 +106,10 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         location: EmbeddingLocation,
         compute_device: ComputeDevice,
         frozen: bool = False,
+        part: JointPart | None = None,
         **kwargs: Any,
     ) -> None:
+        self._part = part  # FBGEMM asks for memory in the next line
         # FBGEMM tells its devices apart by the table that is not empty: keep one spare row.
         total = max(sum(table_rows), 1)
         super().__init__(
@@ -107,12 +131,36 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
             setattr(self, f"{prefix}_physical_offsets", [first + s * per_row for s in starts])
             placement = getattr(self, f"{prefix}_physical_placements")[0]
             setattr(self, f"{prefix}_physical_placements", [placement] * len(table_rows))
+        if part is not None:
+            part.share_steps(self)
+        self._listeners: list[LookupListener] = []
         self.shown_tables: tuple[int, ...] = ()
         self.frozen = frozen
         if frozen:  # the views that TorchRec shows as parameters take it from here
             for name in ("weights_dev", "weights_host", "weights_uvm"):
                 getattr(self, name).requires_grad_(False)
         scale_table(self)
+
+    def _apply_split(self, split: SplitState, prefix: str, **kwargs: Any) -> None:
+        """Makes weights or a state of the optimizer; a joint table has the memory already."""
+        if self._part is None:
+            super()._apply_split(split, prefix, **kwargs)
+            return
+        memory = self._part.memory(prefix)
+        assert (memory.numel(), split.host_size, split.uvm_size) == (split.dev_size, 0, 0)
+        nothing = SplitState(0, 0, 0, split.placements, split.offsets)
+        super()._apply_split(nothing, prefix, **kwargs)
+        setattr(self, f"{prefix}_dev", memory)
+
+    def listen(self, listener: LookupListener) -> None:
+        """Has a function called before every lookup of rows, also by a joint table."""
+        self._listeners.append(listener)
+        self.register_forward_pre_hook(listener, with_kwargs=True)
+
+    def announce(self, rows_R: torch.Tensor) -> None:
+        """Tells listeners of rows that a joint table is about to look up."""
+        for listener in self._listeners:
+            listener(self, (), {"indices": rows_R})
 
     @property
     def rows(self) -> int:
@@ -221,6 +269,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         pg: the process group.
         device: of the tables.
         frozen: whether the tables are looked up, but not trained.
+        part: of a joint table, whose memory they are in; None if they have memory of their own.
     """
 
     def __init__(
@@ -231,23 +280,17 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         pg: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         frozen: bool = False,
+        part: JointPart | None = None,
     ) -> None:
         # Not BatchedFusedEmbeddingBag.__init__: it would build an FBGEMM table per table.
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device)
         device = device or torch.device("cpu")
         on_cuda = device.type == "cuda"
-        weights_precision = data_type_to_sparse_type(config.data_type)
-        fused_params = dict(config.fused_params or {})
-        fused_params.setdefault("cache_precision", weights_precision)
-        # Ids are checked on the requester, with an error instead of a silent row 0.
-        fused_params.setdefault("bounds_check_mode", BoundsCheckMode.NONE)
         self._names = [table.name for table in config.embedding_tables]
         self._settings: dict[str, Any] = {
             "dim": dim,
             "compute_device": ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU,
-            "weights_precision": weights_precision,
-            "device": device,
-            **fused_params,
+            **settings_of_tables(config, device),
         }
         self._location = EmbeddingLocation.HOST
         if on_cuda:
@@ -257,6 +300,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
             location=self._location,
             table_names=["+".join(self._names)],
             frozen=frozen,
+            part=part,
             **self._settings,
         )
         self._optim = BucketOptimizer(config, self._emb_module, pg)
@@ -279,6 +323,11 @@ class BucketKernel(BatchedFusedEmbeddingBag):
     def table_starts_T(self) -> torch.Tensor:
         """The first row of each of the bucket's tables on this rank."""
         return torch.tensor([0, *accumulate(self._local_rows[:-1])])
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the device has a cache of rows in host memory, on all ranks alike."""
+        return self._location == EmbeddingLocation.MANAGED_CACHING
 
     @property
     def can_show_tables(self) -> bool:
@@ -372,7 +421,7 @@ class BucketKernel(BatchedFusedEmbeddingBag):
         Raises:
             ValueError: FBGEMM was not told that rows of two batches are in the cache.
         """
-        if self._location != EmbeddingLocation.MANAGED_CACHING:
+        if not self.has_cache:
             return
         if not self.table.prefetches:
             raise ValueError(

@@ -40,6 +40,8 @@ class Optimizer:
         on_cuda: whether FBGEMM has one for CUDA.
         replicated_states: what FBGEMM calls its states, if the update of a row depends on nothing
             but the row, these states and its gradient, so that replicas stay equal; else None.
+        variable_batches: whether a call of FBGEMM can take another number of bags of each table, on
+            CUDA.
     """
 
     per_element: int = 0
@@ -47,6 +49,7 @@ class Optimizer:
     cpu_operator: str | None = None
     on_cuda: bool = True
     replicated_states: tuple[str, ...] | None = None
+    variable_batches: bool = False
 
     def state_bytes(self, dim: int) -> int:
         """Returns the bytes of a row's state."""
@@ -57,6 +60,7 @@ OPTIMIZERS: dict[EmbOptimType, Optimizer] = {
     EmbOptimType.EXACT_SGD: Optimizer(
         cpu_operator="split_embedding_backward_codegen_sgd_cpu",
         replicated_states=(),
+        variable_batches=True,
     ),
     EmbOptimType.EXACT_ADAGRAD: Optimizer(
         per_element=1,
@@ -67,8 +71,9 @@ OPTIMIZERS: dict[EmbOptimType, Optimizer] = {
         per_row=1,
         cpu_operator="split_embedding_backward_codegen_rowwise_adagrad_cpu",
         replicated_states=("momentum1",),
+        variable_batches=True,
     ),
-    EmbOptimType.ADAM: Optimizer(per_element=2),
+    EmbOptimType.ADAM: Optimizer(per_element=2, variable_batches=True),
     EmbOptimType.PARTIAL_ROWWISE_ADAM: Optimizer(per_element=1, per_row=1),
     EmbOptimType.LAMB: Optimizer(per_element=2),
     EmbOptimType.PARTIAL_ROWWISE_LAMB: Optimizer(per_element=1, per_row=1),

@@ -38,6 +38,8 @@ def _of(owner: str, *names: str, **functions: tuple[str, ...]) -> list[PrivateNa
 PRIVATE_NAMES: tuple[PrivateName, ...] = (
     *_of(
         "fbgemm_gpu.split_table_batched_embeddings_ops_training.SplitTableBatchedEmbeddingBagsCodegen",
+        _apply_split=("self", "split", "prefix"),
+        _generate_vbe_metadata=("self", "offsets", "batch_size_per_feature_per_rank"),
         _set_learning_rate=("self", "lr"),
     ),
     *_of(
@@ -335,6 +337,8 @@ UNDOCUMENTED_NAMES: tuple[PrivateName, ...] = (
         "embedding_specs",
         "feature_table_map",
         "hash_size_cumsum",
+        "iter",
+        "iter_cpu",
         "learning_rate_tensor",
         "lxu_cache_weights",
         "max_D",

@@ -36,7 +36,10 @@
 ``all_replicated``      batches of nothing but replicated rows, which need no exchange
 ``input_dist``          ONE all-to-all: all of the above for one module
 ``large_lookups``       very long bags, table by table
-``lookup``              one FBGEMM call per physical table
+``table_call``          one FBGEMM call for a physical table
+``joint_call``          one FBGEMM call for several of them, on CUDA
+``wire_order``          what calls give, as it travels
+``lookup``              all of the calls
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
 ``flat_rows``           where received rows lie
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence

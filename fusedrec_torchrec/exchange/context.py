@@ -121,9 +121,8 @@ class ReceivedRows(Multistreamable):
         step = 3 if context.bag_weights else 2
         for at in range(rows, len(segments), step):
             lengths_U, rows_R, *weights = segments[at : at + step]
-            offsets_U1 = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_U)
             asked.append(
-                Asked(rows_R, offsets_U1, weights[0].view(torch.float32) if weights else None)
+                Asked(rows_R, lengths_U, weights[0].view(torch.float32) if weights else None)
             )
         return asked
 

@@ -70,10 +70,11 @@ class TableLookup:
             table_starts_T: the first local row of each table.
         """
         ids, tables = asked.rows_R.numel(), table_starts_T.numel()
-        if asked.offsets_U1 is None or tables < 2:
+        if asked.lengths_U is None or tables < 2:
             return None
-        if ids < SMALLEST or ids < LONG * (asked.offsets_U1.numel() - 1):
+        if ids < SMALLEST or ids < LONG * asked.lengths_U.numel():
             return None
+        assert asked.offsets_U1 is not None
         ranks, offsets_U1 = len(units_of_rank), asked.offsets_U1.long()
         first_U = asked.rows_R.index_select(0, offsets_U1[:-1])
         table_U = torch.bucketize(first_U, table_starts_T, right=True) - 1
@@ -102,8 +103,8 @@ class TableLookup:
             place_T[group] = torch.arange(len(group))
             first += len(group) * bags
         cells_U = (first_T[table_U] + number_U * width_T[table_U] + place_T[table_U]).int()
-        lengths_C = asked.offsets_U1.new_zeros(first)
-        lengths_C[(first_T + place_T * bags_T)[table_U] + number_U] = asked.offsets_U1.diff()
+        lengths_C = asked.lengths_U.new_zeros(first)
+        lengths_C[(first_T + place_T * bags_T)[table_U] + number_U] = asked.lengths_U
         units_C = torch.zeros(first, dtype=torch.int32)
         units_C[cells_U.long()] = unit_U.int()
 
@@ -112,8 +113,7 @@ class TableLookup:
         for group, lengths, units in zip(
             groups, lengths_C.split(sizes), units_C.split(sizes), strict=True
         ):
-            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-            parts.append(TablePart(group, pieces.asked(group, offsets), units))
+            parts.append(TablePart(group, pieces.asked(group, lengths), units))
         return cls(parts, cells_U)
 
     def look_up(self, look_up_tables: LookUpTables) -> torch.Tensor:
@@ -146,7 +146,7 @@ class _Pieces:
         self._rows = asked.rows_R.split(id_sizes)
         self._weights = None if asked.weights_R is None else asked.weights_R.split(id_sizes)
 
-    def asked(self, group: Sequence[int], offsets: torch.Tensor) -> Asked:
+    def asked(self, group: Sequence[int], lengths: torch.Tensor) -> Asked:
         """Returns the ids of some tables, table after table, as rows of these."""
         rows = torch.cat([piece for table in group for piece in self._rows[table :: self._tables]])
         sizes = [sum(self._sizes[table :: self._tables]) for table in group]
@@ -157,7 +157,7 @@ class _Pieces:
             weights = torch.cat(
                 [piece for table in group for piece in self._weights[table :: self._tables]]
             )
-        return Asked(rows, offsets, weights)
+        return Asked(rows, lengths, weights)
 
 
 class _InOrder(Function):

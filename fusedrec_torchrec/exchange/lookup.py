@@ -1,8 +1,9 @@
-"""The owner's lookup: one FBGEMM call per physical table, some if there are very many ids.
+"""The owner's lookup: on CUDA one FBGEMM call, on CPU one per physical table.
 
 Local row numbers are the ids, one per bag where rows travel (see ``compat.bucket_table``), and as
 they came where owners pool.  The update is FBGEMM's fused optimizer in backward, which sums the
-gradients of a row asked for by several ranks before it applies them.
+gradients of a row asked for by several ranks before it applies them.  Which tables are in one call
+is decided when the lookup is made.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,11 +18,13 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.compat.model_trackers import refuse_tracker
 from fusedrec_torchrec.core.stages import stage
-from fusedrec_torchrec.exchange.asked import Asked, joined
-from fusedrec_torchrec.exchange.buckets import BucketConfig, PhysicalTable, physical_tables
+from fusedrec_torchrec.exchange.asked import Asked
+from fusedrec_torchrec.exchange.buckets import BucketConfig, physical_tables
 from fusedrec_torchrec.exchange.context import ReceivedRows
-from fusedrec_torchrec.exchange.large_lookups import TableLookup
+from fusedrec_torchrec.exchange.joint_call import JointCall, joint_tables
 from fusedrec_torchrec.exchange.replication import Replication, Replications
+from fusedrec_torchrec.exchange.table_call import TableCall
+from fusedrec_torchrec.exchange.wire_order import in_wire_order
 
 __all__ = ["FusedLookup"]
 
@@ -52,11 +55,31 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         replicate: Replicate | None = None,
         **kwargs: Any,
     ) -> None:
-        self._frozen = frozenset(frozen)  # the kernels are made by the next line
+        device: torch.device | None = kwargs.get("device")
+        # The kernels are made in the constructor of TorchRec's lookup.
+        self._frozen = frozenset(frozen)
         self._tables = physical_tables(buckets)
-        self._whole = {id(table.per_rank[rank]): table.config for table in self._tables}
-        super().__init__(grouped_configs=[t.per_rank[rank] for t in self._tables], **kwargs)
+        own = [table.per_rank[rank] for table in self._tables]
+        self._numbers = {id(config): number for number, config in enumerate(own)}
+        joint = joint_tables(self._tables, rank, device or torch.device("cpu"), self._frozen)
+        self._parts = {
+            number: tables.memory.part(i)
+            for tables in joint
+            for i, number in enumerate(tables.tables)
+        }
+        super().__init__(grouped_configs=own, **kwargs)
         self.replication = Replications([] if replicate is None else replicate(self.kernels))
+        self._dims = [bucket.config.embedding_tables[0].local_cols for bucket in buckets]
+        self._calls_of_tables = [
+            TableCall(table, kernel)
+            for table, kernel in zip(self._tables, self.kernels, strict=True)
+        ]
+        self._calls: list[TableCall | JointCall] = [*self._calls_of_tables]
+        if not self.replication.shares_updates:
+            self._calls = [
+                *(JointCall(tables, self.kernels, self._dims) for tables in joint),
+                *(c for n, c in enumerate(self._calls_of_tables) if n not in self._parts),
+            ]
 
     @property
     def kernels(self) -> list[BucketKernel]:
@@ -83,9 +106,11 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         pg: dist.ProcessGroup | None,
         *_: Any,
     ) -> BaseEmbedding:
-        first = self._whole[id(config)].embedding_tables[0]
+        number = self._numbers[id(config)]
+        first, part = self._tables[number].config.embedding_tables[0], self._parts.get(number)
         frozen = first.name in self._frozen
-        return BucketKernel(config, first.local_cols, first.compute_kernel, pg, device, frozen)
+        kind = first.local_cols, first.compute_kernel
+        return BucketKernel(config, *kind, pg, device, frozen, part)
 
     def forward(self, sparse_features: ReceivedRows) -> torch.Tensor:
         with stage("lookup"):
@@ -98,74 +123,35 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         asked = self.asked(sparse_features)
         looked_up = self.replication.look_up(asked)
         if looked_up is None:
-            looked_up = self.of_tables(asked, context.counts_in)
-        if len(looked_up) == 1:
-            return looked_up[0].view(-1)
-        return self._in_wire_order(looked_up, context.counts_in)
-
-    def of_tables(self, asked: Sequence[Asked], counts: list[list[int]]) -> list[torch.Tensor]:
-        """Returns what is asked of each physical table.
-
-        Args:
-            asked: of each physical table.
-            counts: [requester][bucket] units.
-        """
-        return [
-            self._rows_or_bags(table, kernel, of_table, counts)
-            for table, kernel, of_table in zip(self._tables, self.kernels, asked, strict=True)
-        ]
-
-    def _rows_or_bags(
-        self, table: PhysicalTable, kernel: BucketKernel, asked: Asked, counts: list[list[int]]
-    ) -> torch.Tensor:
-        by_table = None
-        if table.rows is None and table.bags is not None and kernel.can_show_tables:
-            units = [row[table.bags] for row in counts]
-            by_table = TableLookup.of(asked, units, kernel.table_starts_T)
-        if by_table is None:
-            return kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
-        return by_table.look_up(
-            lambda tables, of_tables: kernel.look_up_tables(
-                tables, of_tables.rows_R, of_tables.offsets_U1, of_tables.weights_R
-            )
+            looked_up = self.look_up(asked, context.counts_in)
+        return in_wire_order(
+            looked_up, [call.buckets for call in self._calls], context.counts_in, self._dims
         )
 
     def asked(self, received: ReceivedRows) -> list[Asked]:
-        """Returns what is asked of each physical table, requester after requester."""
-        of_buckets, context = received.asked(), received.context
-        counts, row_buckets = context.counts_in, len(context.counts_in[0]) - len(context.ids_in[0])
-        asked = []
-        for table in self._tables:
-            if table.rows is None or table.bags is None:
-                (bucket,) = table.buckets
-                asked.append(of_buckets[bucket])
-                continue
-            asked.append(
-                joined(
-                    of_buckets[table.rows],
-                    of_buckets[table.bags],
-                    [row[table.rows] for row in counts],
-                    [row[table.bags] for row in counts],
-                    [row[table.bags - row_buckets] for row in context.ids_in],
-                )
-            )
-        return asked
+        """Returns what is asked in each call, requester after requester."""
+        of_buckets = received.asked()
+        return [call.asked(of_buckets, received) for call in self._calls]
 
-    def _in_wire_order(
-        self, looked_up: Sequence[torch.Tensor], counts: list[list[int]]
-    ) -> torch.Tensor:
-        """Returns all rows in the order (requester, bucket)."""
-        pieces: dict[tuple[int, int], torch.Tensor] = {}
-        for table, rows_UD in zip(self._tables, looked_up, strict=True):
-            places = [(r, k) for r in range(len(counts)) for k in table.buckets]
-            parts = rows_UD.split([counts[r][k] for r, k in places])
-            for (r, k), part in zip(places, parts, strict=True):
-                pieces[r, k] = part.reshape(-1)
-        return torch.cat([pieces[place] for place in sorted(pieces)])
+    def look_up(self, asked: Sequence[Asked], counts: list[list[int]]) -> list[torch.Tensor]:
+        """Returns what is asked in each call.
+
+        Args:
+            asked: in each call.
+            counts: [requester][bucket] units.
+        """
+        return [
+            call.look_up(of_call, counts) for call, of_call in zip(self._calls, asked, strict=True)
+        ]
 
     def prefetch(
         self, sparse_features: ReceivedRows, forward_stream: torch.Stream | None = None
     ) -> None:
         """Brings rows of host memory into the device's cache ahead of the lookup."""
-        for kernel, of_table in zip(self._emb_modules, self.asked(sparse_features), strict=True):
-            kernel.prefetch(of_table.rows_R, of_table.offsets_U1, forward_stream)
+        if not any(kernel.has_cache for kernel in self.kernels):
+            return
+        of_buckets = sparse_features.asked()
+        for call, kernel in zip(self._calls_of_tables, self.kernels, strict=True):
+            if kernel.has_cache:
+                asked = call.asked(of_buckets, sparse_features)
+                kernel.prefetch(asked.rows_R, asked.offsets_U1, forward_stream)

@@ -83,6 +83,9 @@ class Replication:
     asks_first = False
     """Whether ranks ask each other first if a batch needs any owner at all."""
 
+    shares_updates = False
+    """Whether it looks rows up itself, to update them together with other ranks."""
+
     def batch(self) -> BatchReplicas | None:
         """Returns what takes care of the replicated rows of a batch that is about to be routed."""
         return None
@@ -144,6 +147,11 @@ class Replications:
     def asks_first(self) -> bool:
         """Whether ranks ask each other first if a batch needs any owner at all."""
         return self._answers.asks_first
+
+    @property
+    def shares_updates(self) -> bool:
+        """Whether one of them looks rows up itself."""
+        return any(member.shares_updates for member in self.members)
 
     def batch(self) -> BatchReplicas | None:
         """Returns what takes care of the replicated rows of a batch that is about to be routed."""

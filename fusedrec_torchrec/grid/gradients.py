@@ -146,6 +146,7 @@ class SharedUpdates(Replication):
             kernel.optimizer.register_state_hook(self.finish)
 
     name = "grid"
+    shares_updates = True
 
     def finish(self) -> None:
         """Updates the tables with the last step's gradients; without a word to others."""
@@ -196,7 +197,7 @@ class SharedUpdates(Replication):
         inverse: list[torch.Tensor | None] = []
         for bucket, replica in zip(asked, self._replicas, strict=True):
             # The same row can be in several bags of one rank.
-            duplicates = self._duplicates or bucket.offsets_U1 is not None
+            duplicates = self._duplicates or bucket.lengths_U is not None
             if duplicates and not replica.clips:
                 rows_U, inverse_R = bucket.rows_R.unique(return_inverse=True)
                 distinct.append(rows_U)

@@ -98,7 +98,7 @@ class AveragedWeights(Replicas):
         self._average = Average(self._pg, blocks, rows, options.overlap == "one_step")
         if options.overlap == "until_lookup":
             for table in self._tables:
-                table.table.register_forward_pre_hook(lambda *_: self.finish())
+                table.listen(lambda *_: self.finish())
         begin_equal(self._pg, self._tables)
 
     @property

@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.bucket_table import BucketTable, LookupListener
 from fusedrec_torchrec.compat.fbgemm_table import (
     FbgemmTable,
     device_of,
@@ -85,18 +85,29 @@ class TableRows:
         """Whether the device has a cache of rows in host memory."""
         return is_cached(self.table)
 
+    def listen(self, listener: LookupListener) -> None:
+        """Has a function called before every lookup of rows of this table."""
+        if isinstance(self.table, BucketTable):
+            self.table.listen(listener)
+        else:
+            self.table.register_forward_pre_hook(listener, with_kwargs=True)
+
     def row_numbers(
         self,
         indices_N: torch.Tensor,
-        offsets: torch.Tensor,
+        offsets: torch.Tensor | None,
         batch_size_per_feature_per_rank: list[list[int]] | None,
     ) -> torch.Tensor:
-        """Returns the rows that a lookup uses, numbered within this table."""
+        """Returns the rows that a lookup uses, numbered within this table.
+
+        Buckets need no offsets, unless they show their tables.
+        """
         of_features = self._features
         if isinstance(self.table, BucketTable):
             if not self.table.shown_tables:
                 return indices_N
             of_features = self._features_of(self.table.shown_tables)
+        assert offsets is not None
         features = of_features[0].numel()
         if batch_size_per_feature_per_rank is None:
             bags = (offsets.numel() - 1) // features

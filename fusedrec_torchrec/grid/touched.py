@@ -68,8 +68,7 @@ class TouchedRows:
         self._most = max(rows // 8, LEAST_KEPT)
         self._is_touched: torch.Tensor | None = None  # of each row, once there are many
         for table in tables:
-            listener = _Listener(self, table)
-            table.table.register_forward_pre_hook(listener, with_kwargs=True)
+            table.listen(_Listener(self, table))
 
     def add(self, numbers: torch.Tensor, first_row: int = 0) -> None:
         """Takes rows, by their number among all rows of the rank.

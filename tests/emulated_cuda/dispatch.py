@@ -75,7 +75,8 @@ def _oracle_of(call: Call) -> Callable[..., Any] | None:
     function = ORACLES.get(call.name, ORACLES.get(call.plain_name))
     if function is None and "split_embedding" in call.name:
         kind = "forward" if "forward" in call.name else "backward"
-        host_tables = ORACLES[f"split_embedding_{kind}"]
+        batches = "variable_" if "_vbe" in call.name else ""
+        host_tables = ORACLES[f"split_embedding_{batches}{kind}"]
         return lambda **arguments: host_tables(call.func, **arguments)
     return function
 

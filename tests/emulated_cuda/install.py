@@ -17,7 +17,10 @@ def is_emulated() -> bool:
 
 def install() -> None:
     """Has CPU functions compute what kernels would; once, before a process group is made."""
-    import tests.emulated_cuda.fusedrec  # noqa: F401 - oracles of our own kernels
+    # They have oracles: of our own kernels, and of FBGEMM's.
+    import tests.emulated_cuda.fusedrec
+    import tests.emulated_cuda.fusedrec_rows
+    import tests.emulated_cuda.variable_batches  # noqa: F401
     from tests.emulated_cuda.collectives import replace_nccl
     from tests.emulated_cuda.dispatch import EmulatedDispatch
 

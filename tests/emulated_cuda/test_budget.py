@@ -46,7 +46,7 @@ SIMPLE, MIXED = WORKLOADS
 SHARDINGS: dict[str, Budget] = {
     f"{SIMPLE} | fused_row_wise": Budget(33, 1, 0, 3),
     f"{SIMPLE} | table_wise": Budget(52, 8, 8, 5),
-    f"{MIXED} | fused_row_wise": Budget(89, 1, 0, 3),
+    f"{MIXED} | fused_row_wise": Budget(35, 1, 0, 3),
     f"{MIXED} | table_wise": Budget(55, 8, 8, 5),
 }
 DCT = fr.CodecOptions(type="dct")
@@ -69,23 +69,23 @@ SETTINGS: dict[str, tuple[dict[str, Any], Budget]] = {
 }
 # Other modules, tables and batches: see ``case_of_kind``.
 KINDS: dict[str, tuple[dict[str, Any], Budget]] = {
-    "fused_table_wise": ({"shardings": ["fused_table_wise"]}, Budget(80, 1, 0, 3)),
-    "fused_column_wise": ({"shardings": ["fused_column_wise"]}, Budget(120, 1, 0, 3)),
+    "fused_table_wise": ({"shardings": ["fused_table_wise"]}, Budget(55, 1, 0, 3)),
+    "fused_column_wise": ({"shardings": ["fused_column_wise"]}, Budget(58, 1, 0, 3)),
     "fused_row_wise and fused_table_wise": (
         {"shardings": ["fused_row_wise", "fused_table_wise"]},
-        Budget(81, 1, 0, 3),
+        Budget(65, 1, 0, 3),
     ),
-    "features of two tables": ({"shared": True}, Budget(94, 1, 0, 3)),
-    "features of no table": ({"extra": True}, Budget(95, 1, 0, 3)),
+    "features of two tables": ({"shared": True}, Budget(40, 1, 0, 3)),
+    "features of no table": ({"extra": True}, Budget(40, 1, 0, 3)),
     # The copies are FBGEMM's, which TorchRec asks to put samples together.
-    "variable batches": ({"vbe": True}, Budget(124, 1, 4, 3)),
-    "learned position weights": ({"kind": "fp_ebc"}, Budget(112, 1, 0, 3)),
+    "variable batches": ({"vbe": True}, Budget(70, 1, 4, 3)),
+    "learned position weights": ({"kind": "fp_ebc"}, Budget(58, 1, 0, 3)),
     "sequences": ({"kind": "ec"}, Budget(35, 1, 0, 3)),
     "sequences, features of two tables": ({"kind": "ec", "shared": True}, Budget(40, 1, 0, 3)),
     "sequences, variable batches": ({"kind": "ec", "vbe": True}, Budget(58, 1, 0, 3)),
     "beside table_wise": (
         {"shardings": ["fused_row_wise", "table_wise"]},
-        Budget(91, 7, 6, 8),
+        Budget(73, 7, 6, 8),
     ),
 }
 
