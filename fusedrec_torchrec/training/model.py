@@ -25,6 +25,7 @@ from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.initialization import initialize_tables
 
 __all__ = ["build_model", "shard_model"]
@@ -40,10 +41,11 @@ def build_model(config: ModelConfig, source: Source, device: torch.device) -> DL
                 name=name,
                 num_embeddings=rows,
                 embedding_dim=config.embedding_dim,
-                feature_names=[name],
+                feature_names=[f for f, table in source.features.items() if table == name],
             )
             for name, rows in source.table_rows.items()
         ],
+        is_weighted=source.weighted,
         device=torch.device("meta"),
     )
     common = (tables, source.dense_features, config.dense_arch, config.over_arch)
@@ -133,6 +135,8 @@ def _planned(
     """Returns the planner's plan for the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     poolings = {name: table.pooling for table in config.tables for name in copies_of(table)}
+    if isinstance(source, PreparedData):
+        poolings = source.poolings
     planner = FusedShardingPlanner(
         topology=Topology(
             world_size=ranks,
@@ -145,7 +149,7 @@ def _planned(
             name: _constraints(
                 config.sharding.tables.get(name, config.sharding.type),
                 device,
-                poolings.get(name),
+                [poolings.get(f, 1.0) for f, table in source.features.items() if table == name],
             )
             for name in source.table_rows
         },
@@ -154,16 +158,15 @@ def _planned(
 
 
 def _constraints(
-    sharding_type: str, device: torch.device, pooling: float | None
+    sharding_type: str, device: torch.device, poolings: list[float]
 ) -> ParameterConstraints:
     """Returns what the planner must keep to for a table."""
-    factors = [1.0 if pooling is None else pooling]
     if sharding_type == "data_parallel":
         return ParameterConstraints(
-            sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=factors
+            sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=poolings
         )
     kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
     types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
     return ParameterConstraints(
-        sharding_types=types, compute_kernels=kernels, pooling_factors=factors
+        sharding_types=types, compute_kernels=kernels, pooling_factors=poolings
     )
