@@ -1,6 +1,8 @@
 """Builds TorchRec's DLRM, and shards it, as configured."""
 
+import warnings
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,24 +51,30 @@ def build_model(config: ModelConfig, source: Source, device: torch.device) -> DL
         device=torch.device("meta"),
     )
     common = (tables, source.dense_features, config.dense_arch, config.over_arch)
+    with warnings.catch_warnings():
+        if not source.dense_features:  # the first layer is its bias then
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return DLRMTrain(_dlrm(config, common, device))
+
+
+def _dlrm(config: ModelConfig, common: tuple[Any, ...], device: torch.device) -> nn.Module:
+    """Builds the model of a configuration."""
     if config.architecture == "dlrm_dcn":
-        model = DLRM_DCN(
+        return DLRM_DCN(
             *common,
             dcn_num_layers=config.dcn_layers,
             dcn_low_rank_dim=config.dcn_low_rank,
             dense_device=device,
         )
-    elif config.architecture == "dlrm_projection":
+    if config.architecture == "dlrm_projection":
         first, second = config.projection_branches
-        model = DLRM_Projection(
+        return DLRM_Projection(
             *common,
             interaction_branch1_layer_sizes=first,
             interaction_branch2_layer_sizes=second,
             dense_device=device,
         )
-    else:
-        model = DLRM(*common, dense_device=device)
-    return DLRMTrain(model)
+    return DLRM(*common, dense_device=device)
 
 
 def shard_model(

@@ -37,12 +37,13 @@ LABELS = (
     *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "converted"),
     *("conversion", "is_conversion", "purchased", "bought", "buy"),
 )
-IDENTIFIER = re.compile(r"(^|[_ ]|[a-z])(id|ids|key|code|hash)$", re.IGNORECASE)
+IDENTIFIER = re.compile(r"(^|[_ ]|[a-z])(id|ids|key|code|hash|no|number)$", re.IGNORECASE)
 TIME = re.compile(r"(^|[_ ])(time|timestamp|ts|date|datetime|unixtime)$|time$", re.IGNORECASE)
 # What whole numbers count since 1970 if they lie between 1973 and 2100, or thereabouts.
 UNITS = {"s": (1e8, 4.2e9), "ms": (1e11, 4.2e12), "us": (1e14, 4.2e15), "ns": (1e17, 4.2e18)}
 SEPARATORS = ("|", ";")
 FEW, MANY = 1000, 5_000_000  # distinct values
+CROWDED = 0.1  # where in its range the mean of a quantity is, at most
 ALL_DIFFER = 0.95  # share of distinct values at which a column names the row itself
 
 
@@ -63,6 +64,7 @@ class ColumnFacts:
         is_time: whether values are times, as types or in ISO 8601.
         least: of the numbers.
         greatest: of the numbers.
+        total: of the numbers.
         separated: rows with a separator in their text, by separator.
         hashes: the smallest hashes of its values.
     """
@@ -79,6 +81,7 @@ class ColumnFacts:
     is_time: bool = False
     least: float = float("inf")
     greatest: float = float("-inf")
+    total: float = 0.0
     separated: dict[str, int] = field(default_factory=dict)
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
@@ -149,6 +152,7 @@ class ColumnFacts:
             self.whole = self.whole and bool((np.floor(present) == present).all())
             self.least = min(self.least, float(present.min()))
             self.greatest = max(self.greatest, float(present.max()))
+            self.total += float(present.sum())
         if not self.numeric:
             self.whole = False
 
@@ -289,4 +293,8 @@ def _useless(column: ColumnFacts) -> str | None:
 def _is_dense(column: ColumnFacts) -> bool:
     if column.is_list or not column.numeric or IDENTIFIER.search(column.name):
         return False
-    return not column.whole or column.distinct > FEW
+    if not column.whole:
+        return True
+    # Numbers of things lie anywhere in their range, quantities crowd at its lower end.
+    place = (column.total / max(column.values, 1) - column.least) / (column.greatest - column.least)
+    return column.distinct > FEW and place < CROWDED

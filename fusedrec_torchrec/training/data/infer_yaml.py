@@ -80,7 +80,13 @@ def _times(suggestion: Suggestion) -> list[str]:
     if column is None:
         return []
     unit = f", unit: {suggestion.unit}" if suggestion.unit else ""
-    lines = [f"    timestamp: {{column: {_text(column.name)}{unit}}} # {_about(column)}"]
+    about = _about(column)
+    if suggestion.unit is not None:
+        first, last = (
+            _moment(seconds, suggestion.unit) for seconds in (column.least, column.greatest)
+        )
+        about = f"{first} to {last}"
+    lines = [f"    timestamp: {{column: {_text(column.name)}{unit}}} # {about}"]
     parts = ", ".join(f"{name}: {part}" for name, part in _parts(suggestion).items())
     if parts:
         lines.append(f"    times: {{{parts}}}")
@@ -103,8 +109,12 @@ def _parts(suggestion: Suggestion) -> dict[str, str]:
 def _start(column: ColumnFacts, unit: str | None) -> str | None:
     if unit is None or column.least >= column.greatest:
         return None
-    seconds = (column.least + START_SHARE * (column.greatest - column.least)) * UNIT_SECONDS[unit]
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=round(seconds))
+    return _moment(column.least + START_SHARE * (column.greatest - column.least), unit)
+
+
+def _moment(time: float, unit: str) -> str:
+    seconds = round(time * UNIT_SECONDS[unit])
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -158,12 +168,18 @@ def _about(column: ColumnFacts) -> str:
     """Returns what a column holds, in a few words."""
     words = [column.type]
     if column.numeric and column.values and not column.is_list:
-        words[0] = f"{column.type}, {column.least:g} to {column.greatest:g}"
+        kind = "whole number" if column.whole else "number"
+        kind = f"{kind} in text" if column.type == "text" else column.type
+        words[0] = f"{kind}, {_number(column.least)} to {_number(column.greatest)}"
     words.append(f"{'' if column.exact else 'about '}{column.distinct:,} values")
     empty = "empty" if column.is_list else "missing"
     share = column.missing_share
     words.append(f"{share:.2%} {empty}" if share else f"none {empty}")
     return ", ".join(words)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:g}"
 
 
 def _batch_size(rows: int) -> int:

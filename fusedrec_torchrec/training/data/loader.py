@@ -3,8 +3,10 @@
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,7 +119,8 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
         )
         number = start
-        iterator = iter(loader)
+        with _without_main():
+            iterator = iter(loader)
         while stop is None or number < stop:
             begun = time.perf_counter()
             chunk = next(iterator)
@@ -146,6 +149,25 @@ class Loader:
         for is_hot in Alternation(hot, batches - hot, self._hot.rates, first):
             yield next_place[is_hot]
             next_place[is_hot] += 1
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Lets processes start that do not import the program that is run.
+
+    They need nothing of it, and a script that calls ``training.train`` without looking at its
+    ``__name__`` would run again in each of them.
+    """
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if hasattr(main, name)]
+    hidden = {name: getattr(main, name) for name in names}
+    for name in names:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _begin_worker(rank: int, _: int) -> None:

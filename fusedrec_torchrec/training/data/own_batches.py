@@ -42,8 +42,8 @@ class OwnBatches:
         table_rows: Mapping[str, int],
         features: Mapping[str, str],
     ) -> None:
-        self.train = _Again(train)
-        self.evaluation = None if evaluation is None else _Again(evaluation)
+        self.train = _Repeatable(train)
+        self.evaluation = None if evaluation is None else _Repeatable(evaluation)
         self.table_rows = dict(table_rows)
         self.features = dict(features)
         for feature, table in self.features.items():
@@ -91,7 +91,7 @@ class OwnBatches:
 
 
 @dataclass
-class _Again:
+class _Repeatable:
     """Is an iterable from its beginning, as often as asked, if it can be.
 
     Attributes:
@@ -137,15 +137,16 @@ class OwnLoader:
         check: says what is wrong with a batch.
     """
 
-    def __init__(self, batches: "_Again | None", limit: int | None, check: BatchCheck) -> None:
+    def __init__(self, batches: "_Repeatable | None", limit: int | None, check: BatchCheck) -> None:
         self._batches = batches
         self._check = check
         self.waited = 0.0
         """Seconds that callers have waited for batches."""
-        counted = None if batches is None else batches.batches
-        self.batches = len(counted) if isinstance(counted, Sized) else limit or 0
-        if counted is None:
-            self.batches = 0
+        self.batches = 0
+        """Number of batches in an epoch."""
+        if batches is not None:
+            own = batches.batches
+            self.batches = len(own) if isinstance(own, Sized) else limit or 0
 
     def read(self, start: int, stop: int | None = None) -> Iterator[Batch]:
         """Yields batches number ``start`` up to ``stop``, counted over epochs; None never ends.

@@ -93,6 +93,20 @@ def test_one_column_of_flags_is_the_label_and_several_are_asked_for(
     assert "seen, liked have 0 and 1: say --label COLUMN" in capsys.readouterr().err
 
 
+def test_whole_numbers_are_ids_unless_they_crowd_at_the_lower_end(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    table = {
+        "y": random.integers(0, 2, 5000),
+        "item": random.integers(10**6, 10**7, 5000) // 2000,
+        "bytes": np.exp(random.normal(5, 2, 5000)).astype(int),
+        "bytes_id": np.exp(random.normal(5, 2, 5000)).astype(int),
+    }
+    path = write_table(tmp_path / "a.parquet", table)
+    assert main(["prepare", str(path), "--infer", str(tmp_path / "a.yaml"), "--quiet"]) == 0
+    data = yaml.safe_load((tmp_path / "a.yaml").read_text())["data"]["table"]
+    assert data["dense"] == ["bytes"] and list(data["sparse"]) == ["item", "bytes_id"]
+
+
 def test_many_values_are_estimated_in_little_memory() -> None:
     facts = ColumnFacts("x", "int64")
     for start in range(0, 200_000, 20_000):
