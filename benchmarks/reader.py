@@ -24,6 +24,7 @@ from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.data.loader import Loader
+from fusedrec_torchrec.training.data.own_batches import OwnLoader
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
@@ -56,7 +57,7 @@ class Trainer:
 class Reader:
     """Reads on from where it was, without a break between two measurements."""
 
-    def __init__(self, loader: Loader | SeparatedLoader) -> None:
+    def __init__(self, loader: Loader | SeparatedLoader | OwnLoader) -> None:
         self._stream = loader.read(0)
         next(self._stream)  # starts the processes
 

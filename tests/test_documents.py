@@ -2,9 +2,9 @@
 
 ``python`` blocks of a document run one after another in one process, as the only rank of a group.
 ``yaml`` blocks load as training configurations.  ``sh`` blocks run line by line in a folder with
-the configurations and a ``train.txt``; lines whose program needs the network, a cluster or other
-machines (see ``NOT_HERE``) are only checked to be well-formed, as are benchmarks, ``make`` goals
-to exist.  ``text`` blocks are output.
+the configurations, a ``train.txt`` and a ``clicks.csv``; lines whose program needs the network, a
+cluster or other machines (see ``NOT_HERE``) are only checked to be well-formed, as are benchmarks,
+``make`` goals to exist.  ``text`` blocks are output.
 """
 
 import contextlib
@@ -72,6 +72,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("configs", "examples", "Makefile", "docs", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     write(folder / "train.txt", lines(70_000, values=500))
+    clicks = [f"{i % 3 // 2},{i % 97},{i % 41},{i % 7 / 2},{i}" for i in range(30_000)]
+    (folder / "clicks.csv").write_text("\n".join(["clicked,user,item,price,row", *clicks]) + "\n")
     return folder
 
 

@@ -114,14 +114,24 @@ class BagCounter:
         self._waiting = self._counted = self._bags = self._ids = 0
         self._sums_3K = np.zeros((3, len(SIZES)), np.int64)  # batches, bags, ids
 
-    def add(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Counts the bags of some samples, one for each of them."""
+    def add(
+        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], samples: int | None = None
+    ) -> None:
+        """Counts the bags of some samples, one for each of them.
+
+        Args:
+            ids: of the bags, one bag after another.
+            lengths: of the bags.
+            samples: how many they are of, if every sample has several bags; those of all samples
+                stand together then, the first ones first.
+        """
+        samples = len(lengths) if samples is None else samples
         keys, full = bag_keys(ids, lengths)
         self._keys.append(keys)
         self._lengths.append(full)
-        self._samples.append(self._waiting + np.flatnonzero(lengths))
-        self._waiting += len(lengths)
-        self._counted += len(lengths)
+        self._samples.append(self._waiting + np.flatnonzero(lengths) % max(samples, 1))
+        self._waiting += samples
+        self._counted += samples
         self._bags += len(full)
         self._ids += len(ids)
         if self._waiting >= SIZES[-1]:

@@ -1,6 +1,6 @@
 """A hot set: which rows of which tables are hot, and which samples need no others (FAE)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.array_file import open_arrays, read_arrays, write_arrays
-from fusedrec_torchrec.access.samples import Samples
+from fusedrec_torchrec.access.samples import Samples, ids_by_feature
 
-__all__ = ["HotSet", "ids_by_feature"]
+__all__ = ["HotSet"]
 
 KIND = "hot set"
 LARGEST_FLAGS = 1 << 26  # rows of a table with a flag for each
@@ -94,11 +94,19 @@ class HotSet:
                     f"it has {rows}: make one for this data"
                 )
 
-    def hot_samples(self, samples: Samples) -> NDArray[np.bool_]:
-        """Returns whether all ids of each sample are hot; one without ids is."""
+    def hot_samples(
+        self, samples: Samples, tables: Iterable[str] | None = None
+    ) -> NDArray[np.bool_]:
+        """Returns whether all ids of each sample are hot; one without ids is.
+
+        Args:
+            samples: some samples.
+            tables: the table of each of their features; those of the hot set, one by one, if None.
+        """
         hot = np.ones(len(samples), dtype=np.bool_)
+        names = list(self.ids) if tables is None else list(tables)
         for feature, (name, ids) in enumerate(
-            zip(self.ids, ids_by_feature(samples, len(self.ids)), strict=True)
+            zip(names, ids_by_feature(samples, len(names)), strict=True)
         ):
             cold = ~self._is_hot(name, ids)
             if samples.lengths is None:
@@ -119,12 +127,3 @@ class HotSet:
             self._flags[name] = np.zeros(self.table_rows[name], dtype=np.bool_)
             self._flags[name][self.ids[name]] = True
         return self._flags[name][ids]
-
-
-def ids_by_feature(samples: Samples, features: int) -> Iterator[NDArray[np.int64]]:
-    """Yields the ids of each feature, sample by sample."""
-    if samples.lengths is None:
-        yield from samples.ids.reshape(features, -1)
-        return
-    ends = np.cumsum(samples.lengths.sum(axis=1))
-    yield from np.split(samples.ids, ends[:-1])

@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.bag_counts import bag_keys, distinct_bags
-from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.recorder import Recorder
-from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.access.samples import Source, ids_by_table
 
 __all__ = [
     "Accesses",
@@ -148,12 +148,9 @@ def profile(
         for start in range(0, total, batch_size):
             batch = source.read(start, min(start + batch_size, total))
             whole = len(batch) == batch_size
-            lengths = np.ones((len(tables), len(batch)), np.int64)
-            if batch.lengths is not None:
-                lengths = batch.lengths.astype(np.int64)
-            ids_T = ids_by_feature(batch, len(tables))
-            for table, ids, of_bags in zip(tables, ids_T, lengths, strict=True):
-                table.add_batch(ids, of_bags, whole)
+            of_tables = ids_by_table(batch, source.features)
+            for table in tables:
+                table.add_batch(*of_tables[table.name], whole)
             result.batches += whole
             result.samples += len(batch)
             bar.update(len(batch))
@@ -182,8 +179,9 @@ def sample_profile(
     for block in tqdm(chosen[chosen < blocks], desc="sampling", disable=not progress):
         start = int(block) * SAMPLED_BLOCK
         samples = source.read(start, min(start + SAMPLED_BLOCK, source.samples))
-        ids = list(ids_by_feature(samples, len(source.table_rows)))
-        recorder.add(ids, len(samples), samples.lengths)
+        of_tables = ids_by_table(samples, source.features)
+        ids, lengths = zip(*(of_tables[name] for name in source.table_rows), strict=True)
+        recorder.add(ids, len(samples), None if samples.lengths is None else lengths)
     return recorder.profile(source.samples)
 
 

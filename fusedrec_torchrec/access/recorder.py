@@ -1,6 +1,7 @@
 """Counts how often rows are used, in bounded memory, and makes an access profile of the counts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,18 +35,19 @@ class Recorder:
         self,
         ids: Sequence[NDArray[np.int64]],
         samples: int,
-        lengths: NDArray[np.int32] | None = None,
+        lengths: Iterable[NDArray[np.integer[Any]]] | None = None,
     ) -> None:
         """Counts the ids of some samples, table by table.
 
         Args:
             ids: of each table.
             samples: how many they are of.
-            lengths: ids of each table's bag in each sample; None if every bag has one.
+            lengths: ids of the bags of each table, feature by feature; None if every bag has one.
         """
         if lengths is not None:
             for name, drawn, of_bags in zip(self._rows, ids, lengths, strict=True):
-                self._bags.setdefault(name, BagCounter()).add(drawn, of_bags.astype(np.int64))
+                bags = self._bags.setdefault(name, BagCounter())
+                bags.add(drawn, of_bags.astype(np.int64), samples)
         self._samples += samples
         for name, start, drawn in zip(self._rows, self._starts[:-1], ids, strict=True):
             self._accesses[name] += len(drawn)

@@ -1,13 +1,13 @@
 """A run of samples in memory, and the interface of what holds them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DamagedDataError", "Samples", "Source"]
+__all__ = ["DamagedDataError", "Samples", "Source", "ids_by_feature", "ids_by_table"]
 
 
 class DamagedDataError(ValueError):
@@ -23,12 +23,14 @@ class Samples:
         labels: [n], 1 for a click.
         ids: the ids of all bags, feature by feature, sample by sample.
         lengths: [F, n] ids in each bag; None if every bag has one.
+        weights: of each id in the sum of its bag; None if all count once.
     """
 
     dense: NDArray[np.float32]
     labels: NDArray[np.float32]
     ids: NDArray[np.int64]
     lengths: NDArray[np.int32] | None = None
+    weights: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,8 +57,12 @@ class Samples:
             ]
         )
         flat = np.concatenate([of_chunk.ravel() for of_chunk in lengths])
-        ids = _take_bags(np.concatenate([chunk.ids for chunk in chunks]), flat, order)
-        return Samples(dense, labels, ids, flat[order].reshape(features, -1))
+        places = _places_of_bags(flat, order)
+        ids = np.concatenate([chunk.ids for chunk in chunks])[places]
+        weights = None
+        if chunks[0].weights is not None:
+            weights = np.concatenate([c.weights for c in chunks if c.weights is not None])[places]
+        return Samples(dense, labels, ids, flat[order].reshape(features, -1), weights)
 
     def take(self, which: NDArray[np.int64]) -> "Samples":
         """Returns the samples at these places, in this order."""
@@ -65,19 +71,51 @@ class Samples:
             return Samples(dense, labels, self.ids.reshape(-1, len(self))[:, which].ravel())
         features, n = self.lengths.shape
         bags = (np.arange(features)[:, None] * n + which).ravel()
-        ids = _take_bags(self.ids, self.lengths.ravel(), bags)
-        return Samples(dense, labels, ids, self.lengths[:, which])
+        places = _places_of_bags(self.lengths.ravel(), bags)
+        weights = None if self.weights is None else self.weights[places]
+        return Samples(dense, labels, self.ids[places], self.lengths[:, which], weights)
 
 
-def _take_bags(
-    ids: NDArray[np.int64], lengths: NDArray[np.int32], bags: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Returns the ids of the given bags, one bag after another."""
+def _places_of_bags(lengths: NDArray[np.int32], bags: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns where the ids of the given bags stand, one bag after another."""
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     taken = lengths[bags]
     ends = np.cumsum(taken, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
-    return ids[np.repeat(starts[bags] - (ends - taken), taken) + np.arange(total)]
+    return np.repeat(starts[bags] - (ends - taken), taken) + np.arange(total)
+
+
+def ids_by_feature(samples: Samples, features: int) -> Iterator[NDArray[np.int64]]:
+    """Yields the ids of each feature, sample by sample."""
+    if samples.lengths is None:
+        yield from samples.ids.reshape(features, -1)
+        return
+    ends = np.cumsum(samples.lengths.sum(axis=1))
+    yield from np.split(samples.ids, ends[:-1])
+
+
+def ids_by_table(
+    samples: Samples, features: Mapping[str, str]
+) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Returns the ids of each table and the lengths of their bags, feature by feature.
+
+    Args:
+        samples: some samples.
+        features: the table of each of their features.
+    """
+    lengths = np.ones((len(features), len(samples)), np.int64)
+    if samples.lengths is not None:
+        lengths = samples.lengths.astype(np.int64)
+    of_tables: dict[str, tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]] = {}
+    by_feature = ids_by_feature(samples, len(features))
+    for table, ids, of_bags in zip(features.values(), by_feature, lengths, strict=True):
+        all_ids, all_lengths = of_tables.setdefault(table, ([], []))
+        all_ids.append(ids)
+        all_lengths.append(of_bags)
+    return {
+        table: (np.concatenate(ids), np.concatenate(of_bags))
+        for table, (ids, of_bags) in of_tables.items()
+    }
 
 
 class Source(Protocol):
@@ -86,6 +124,10 @@ class Source(Protocol):
     @property
     def samples(self) -> int:
         """How many samples there are."""
+
+    @property
+    def held_out(self) -> int | None:
+        """How many of them, at the end, are for evaluation; None lets a share decide."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -100,7 +142,15 @@ class Source(Protocol):
 
     @property
     def table_rows(self) -> dict[str, int]:
-        """Rows of the tables by name; a feature has its table's name."""
+        """Rows of the tables by name."""
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The table of each feature, in the order of the samples' bags."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether ids have weights."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:

@@ -103,6 +103,18 @@ class SyntheticData:
         return {table.name: table.rows for table in self._tables}
 
     @property
+    def held_out(self) -> int | None:
+        return None  # the configuration says how many
+
+    @property
+    def features(self) -> dict[str, str]:
+        return {table.name: table.name for table in self._tables}
+
+    @property
+    def weighted(self) -> bool:
+        return False
+
+    @property
     def blocks(self) -> NDArray[np.int64]:
         full, rest = divmod(self._samples, BLOCK)
         return np.array([BLOCK] * full + ([rest] if rest else []), dtype=np.int64)

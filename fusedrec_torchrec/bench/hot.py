@@ -40,7 +40,8 @@ class HotWorkload:
         """
         hot_set, chosen, taken = self.hot_set(), [], 0
         for samples in self._blocks():
-            which = np.flatnonzero(hot_set.hot_samples(samples))[: count - taken]
+            hot = hot_set.hot_samples(samples, self._source.features.values())
+            which = np.flatnonzero(hot)[: count - taken]
             taken += len(which)
             if len(which):
                 chosen.append(samples.take(which))

@@ -80,6 +80,18 @@ class MultiHotSource:
         return self._source.table_rows
 
     @property
+    def held_out(self) -> int | None:
+        return self._source.held_out
+
+    @property
+    def features(self) -> dict[str, str]:
+        return self._source.features
+
+    @property
+    def weighted(self) -> bool:
+        return False
+
+    @property
     def blocks(self) -> NDArray[np.int64]:
         return self._source.blocks
 

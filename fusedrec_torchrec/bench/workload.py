@@ -132,6 +132,10 @@ def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
                 f"workload {config.name!r} needs data in Criteo's format: --data FILE_OR_FOLDER"
             )
         data = PreparedData.open(prepared)
+        if list(data.features.items()) != [(name, name) for name in data.table_rows]:
+            raise ValueError(
+                f"workload {config.name!r}: features of {prepared} share tables, must have one each"
+            )
         if not config.multi_hot:
             return data
         sizes = config.pooling_of(len(data.table_rows))

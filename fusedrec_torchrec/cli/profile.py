@@ -34,7 +34,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "data",
         nargs="+",
-        help="a folder of prepared data, a training configuration (.yaml), or Criteo text files",
+        help="a folder of prepared data, a training configuration (.yaml) with any data, or Criteo "
+        "text files",
     )
     parser.add_argument("--batch-size", type=int, default=4096, help="(default %(default)s)")
     parser.add_argument(

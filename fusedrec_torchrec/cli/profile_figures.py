@@ -7,7 +7,7 @@ import numpy as np
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.profile import Accesses, covered_by, rows_for, share_of_top
-from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 
 __all__ = ["accesses", "hot_set", "print_accesses", "print_hot_set", "true_hot_set"]
@@ -34,9 +34,12 @@ def true_hot_set(chosen: HotSet, result: Accesses, source: Source) -> dict[str, 
     """Returns what all samples know about the hot set."""
     best = np.sort(result.all_counts())[::-1]
     starts = range(0, result.samples, READ)
+
+    def read(start: int) -> Samples:
+        return source.read(start, min(start + READ, result.samples))
+
     hot = sum(
-        int(chosen.hot_samples(source.read(start, min(start + READ, result.samples))).sum())
-        for start in starts
+        int(chosen.hot_samples(read(start), source.features.values()).sum()) for start in starts
     )
     return {
         "coverage": covered_by(chosen, result),

@@ -19,5 +19,22 @@ Files, in the order of a run:
 - ``metrics``, ``logs``: quality of predictions, and records of a run;
 - ``checkpoint``: checkpoints of a run, whole or not there at all;
 - ``summary``: table and curves at the end;
+- ``from_python``: trains on batches or tables of a Python program;
 - ``planner_files``, ``planning``: planning tasks from files, for ``fusedrec plan``.
 """
+
+from typing import TYPE_CHECKING
+
+__all__ = ["train"]
+
+if TYPE_CHECKING:
+    from fusedrec_torchrec.training.from_python import train
+else:  # so that the check of a configuration need not wait for torch
+
+    def __getattr__(name: str) -> object:
+        """Imports the function when it is used for the first time."""
+        if name != "train":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fusedrec_torchrec.training.from_python import train
+
+        return train

@@ -15,6 +15,7 @@ __all__ = ["check_same_configuration"]
 # How a machine takes part, and where it finds files; what is in them is compared elsewhere.
 OF_A_MACHINE = (
     *("launch", "logging.directory", "plan", "data.criteo.files", "data.criteo.prepared"),
+    *("data.table.files", "data.table.prepared", "data.table.split.files"),
     *("sharding.hot.hot_set", "sharding.hot.profile"),
 )
 

@@ -15,7 +15,7 @@ from fusedrec_torchrec.training.data.split import split
 from fusedrec_torchrec.training.network import interface_called
 from fusedrec_torchrec.training.source import hot_samples, open_source
 
-__all__ = ["open_data"]
+__all__ = ["check_data", "check_settings", "open_data"]
 
 
 def open_data(config: TrainConfig, ranks: int, progress: bool) -> Source:
@@ -29,22 +29,42 @@ def open_data(config: TrainConfig, ranks: int, progress: bool) -> Source:
     Raises:
         ValueError: what is wrong, and with which setting.
     """
-    _check_settings(config, ranks)
+    check_settings(config, ranks)
     source = open_source(config, progress)
-    _check_samples(config, source)
+    check_data(config, source)
+    return source
+
+
+def check_data(config: TrainConfig, source: Source) -> None:
+    """Checks a run against its data.
+
+    Raises:
+        ValueError: what is wrong, and with which setting.
+    """
+    if config.data.source != "python":  # whose samples nobody has counted
+        _check_samples(config, source)
     _check_tables(config, source)
     check_sharding(config, source.table_rows)
     if config.data.hot_batches.order == "separated":
         hot_samples(config, source)
-    return source
 
 
-def _check_settings(config: TrainConfig, ranks: int) -> None:
+def check_settings(config: TrainConfig, ranks: int) -> None:
+    """Checks settings that contradict each other or this machine.
+
+    Raises:
+        ValueError: what is wrong, and with which setting.
+    """
     if config.launch.interface is not None:
         interface_called(config.launch.interface)
     if config.data.lanes % ranks:
         raise ValueError(
             f"data.lanes is {config.data.lanes}, must be a multiple of the number of ranks, {ranks}"
+        )
+    if config.data.source == "python" and config.data.hot_batches.order != "mixed":
+        raise ValueError(
+            f"data.hot_batches.order is {config.data.hot_batches.order}, must be mixed where "
+            "data.source is python: batches come as they are"
         )
     grid = config.sharding.grid
     if grid is not None:
@@ -70,7 +90,12 @@ def _check_samples(config: TrainConfig, source: Source) -> None:
             f"{config.data.batch_size}"
         )
     eval_size = config.data.eval_batch_size or config.data.batch_size
-    if config.data.held_out and held_out < eval_size:
+    if source.held_out is not None and held_out < eval_size:
+        raise ValueError(
+            f"data.table.split holds out {held_out} samples, which do not fill one evaluation "
+            f"batch of {eval_size}: split otherwise, or set data.eval_batch_size to less"
+        )
+    if source.held_out is None and config.data.held_out and held_out < eval_size:
         raise ValueError(
             f"{held_out} held-out samples do not fill one evaluation batch of {eval_size}: set "
             "data.held_out to more, or to 0 for none, or data.eval_batch_size to less"

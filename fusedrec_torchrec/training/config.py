@@ -16,6 +16,7 @@ from fusedrec_torchrec.sharding.grid_options import GridOptions
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES, Sharding
 from fusedrec_torchrec.training.data.prepare_options import OnBadLine
+from fusedrec_torchrec.training.data.table_options import TAKEN, TableOptions
 
 __all__ = [
     "BadBatchesConfig",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 ShardingKind = Literal[Sharding, "auto"]
+HELD_OUT = 0.1
 
 
 @section
@@ -168,27 +170,32 @@ class DataConfig:
     """Says what data is trained on, and how batches are made of it.
 
     Attributes:
-        source: Generated clicks, or data in Criteo's format.
+        source: Generated clicks, data in Criteo's format, files with columns of your own, or
+            batches of a Python program (`training.train`); if none, table where `table` is set, and
+            synthetic elsewhere.
         synthetic: What generated clicks are like.
         criteo: Where data in Criteo's format is.
+        table: Files with columns of your own, and what samples are made of them.
         batch_size: Samples of a step, of all ranks together.
         eval_batch_size: Samples of an evaluation step, of all ranks together; batch_size if none.
-        held_out: Share of the data, at its end, that is kept for evaluation.
+        held_out: Share of the data, at its end, that is kept for evaluation; table.split may say
+            otherwise.
         lanes: Independent streams a batch is made of; ranks share them. Batches are the same for
             every number of ranks that divides it.
-        shuffle: Shuffles training samples, anew in each epoch (Criteo data).
+        shuffle: Shuffles training samples, anew in each epoch (data in files).
         chunk_batches: Batches that are read and shuffled together.
         hot_batches: The order of hot and cold batches.
         workers: Reader processes of each rank; 0 reads in the training process.
         seed: Of the order of samples, and of generated data.
     """
 
-    source: Literal["synthetic", "criteo"] = "synthetic"
+    source: Literal["synthetic", "criteo", "table", "python"] | None = None
     synthetic: SyntheticConfig = SyntheticConfig()
     criteo: CriteoConfig = CriteoConfig()
+    table: TableOptions | None = None
     batch_size: int = Field(default=2048, ge=1)
     eval_batch_size: int | None = Field(default=None, ge=1)
-    held_out: float = Field(default=0.1, ge=0, lt=1)
+    held_out: float = Field(default=HELD_OUT, ge=0, lt=1)
     lanes: int = Field(default=8, ge=1)
     shuffle: bool = True
     chunk_batches: int = Field(default=16, ge=1)
@@ -197,6 +204,9 @@ class DataConfig:
     seed: int = Field(default=0, ge=0, lt=1 << 31)
 
     def __post_init__(self) -> None:
+        if self.source is None:
+            # So that everybody, also config.yaml of the run, sees what it is.
+            object.__setattr__(self, "source", "synthetic" if self.table is None else "table")
         for name, size in (
             ("batch_size", self.batch_size),
             ("eval_batch_size", self.eval_batch_size or self.batch_size),
@@ -205,6 +215,16 @@ class DataConfig:
                 raise ValueError(f"{name} is {size}, must be a multiple of lanes, {self.lanes}")
         if self.source == "criteo" and self.criteo.prepared is None:
             raise ValueError("criteo.prepared must name a folder when source is criteo")
+        if (self.source == "table") != (self.table is not None):
+            raise ValueError(
+                f"table is {'missing' if self.table is None else 'set'}, but source is "
+                f"{self.source}: set table and leave out source, or leave out table"
+            )
+        if self.table is not None and self.table.split.by != "end" and self.held_out != HELD_OUT:
+            raise ValueError(
+                f"held_out is {self.held_out} and table.split.by is {self.table.split.by}, must "
+                "leave out one of them: both say which samples are held out"
+            )
 
 
 @section
@@ -403,7 +423,8 @@ class TrainConfig:
 
     Attributes:
         model: What is trained.
-        tables: Tables of generated data; Criteo data brings its own.
+        tables: Tables of generated data, and of batches of a Python program; data in files brings
+            its own.
         data: What it is trained on.
         sharding: How tables are sharded.
         optimizer: How weights are updated.
@@ -437,10 +458,12 @@ class TrainConfig:
     seed: int = Field(default=0, ge=0, lt=1 << 31)
 
     def __post_init__(self) -> None:
-        if self.data.source == "synthetic" and not self.tables:
-            raise ValueError("tables is empty, must list at least one when data is generated")
-        if self.data.source == "criteo" and self.tables:
-            raise ValueError("tables must be left out: Criteo data brings its own")
+        if self.data.source in ("synthetic", "python") and not self.tables:
+            raise ValueError(
+                f"tables is empty, must list at least one when data.source is {self.data.source}"
+            )
+        if self.data.source in ("criteo", "table") and self.tables:
+            raise ValueError("tables must be left out: data in files brings its own")
         if self.plan is not None:
             for name in ("type", "tables", "hot", "grid"):
                 given = getattr(self.sharding, name)
@@ -479,6 +502,12 @@ class TrainConfig:
                 "a gradient of zero divided by a state of zero is no number"
             )
         names = self.table_names
+        taken = [name for name in names if name in TAKEN]
+        if taken:
+            raise ValueError(
+                f"tables has {taken[0]!r}, a name that torch needs for itself, must have another: "
+                f"{taken[0]}_table or the like"
+            )
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"tables has the name {twice[0]!r} more than once")

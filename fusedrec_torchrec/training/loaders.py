@@ -9,6 +9,7 @@ from fusedrec_torchrec.training.data.alternation import Rates
 from fusedrec_torchrec.training.data.batch_check import BatchCheck
 from fusedrec_torchrec.training.data.hot_first import HotFirst
 from fusedrec_torchrec.training.data.loader import Loader
+from fusedrec_torchrec.training.data.own_batches import OwnBatches, OwnLoader
 from fusedrec_torchrec.training.data.separated_loader import SeparatedLoader
 from fusedrec_torchrec.training.data.split import split
 from fusedrec_torchrec.training.source import hot_samples
@@ -23,9 +24,11 @@ def train_loader(
     world_size: int,
     rates: Rates | None = None,
     hashed: Collection[str] = (),
-) -> Loader | SeparatedLoader:
+) -> Loader | SeparatedLoader | OwnLoader:
     """Makes the loader of batches to train on; hot and cold ones alternate as ``rates`` say."""
     rates = rates or first_rates(config)
+    if isinstance(source, OwnBatches):
+        return OwnLoader(source.train, config.steps, batch_check(source, hashed))
 
     def loader(span: tuple[int, int], hot: HotFirst | None = None) -> Loader:
         return Loader(
@@ -35,7 +38,7 @@ def train_loader(
             lanes=config.data.lanes,
             rank=rank,
             world_size=world_size,
-            shuffle=config.data.shuffle and config.data.source == "criteo",
+            shuffle=config.data.shuffle and config.data.source != "synthetic",
             chunk_batches=config.data.chunk_batches,
             workers=config.data.workers,
             seed=config.data.seed,
@@ -68,8 +71,10 @@ def eval_loader(
     rank: int,
     world_size: int,
     hashed: Collection[str] = (),
-) -> Loader:
+) -> Loader | OwnLoader:
     """Makes the loader of batches to evaluate on, in their order, read in the training process."""
+    if isinstance(source, OwnBatches):
+        return OwnLoader(source.evaluation, config.eval_batches, batch_check(source, hashed))
     return Loader(
         source,
         split(source, config.data.held_out)[1],
@@ -85,6 +90,10 @@ def eval_loader(
 
 def batch_check(source: Source, hashed: Collection[str]) -> BatchCheck:
     """Returns the check of batches; ids of tables where they are hashed may be anything."""
+    rows = source.table_rows
     return BatchCheck(
-        {name: None if name in hashed else rows for name, rows in source.table_rows.items()}
+        {
+            feature: None if table in hashed else rows[table]
+            for feature, table in source.features.items()
+        }
     )

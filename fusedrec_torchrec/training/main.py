@@ -28,7 +28,7 @@ from fusedrec_torchrec.training.process_group import init_process_group
 from fusedrec_torchrec.training.run_folder import claim, locked, refuse_damaged
 from fusedrec_torchrec.training.summary import report
 
-__all__ = ["main", "open_checked", "run_rank"]
+__all__ = ["main", "open_checked", "run_rank", "set_rank_environment"]
 
 
 def open_checked(config: TrainConfig, ranks: int, progress: bool) -> Source:
@@ -49,18 +49,26 @@ def run_rank(
     resume: str | None,
     overwrite: bool,
     quiet: bool = False,
-) -> None:
-    """Trains as one rank of the process group that the environment describes."""
+) -> dict[str, float]:
+    """Trains as one rank of the process group that the environment describes.
+
+    A process group that is there already is used, and stays.
+
+    Returns:
+        The last evaluation, and throughput over the run.
+    """
     _die_with_parent()
     device = _device(config.launch)
     backend = config.launch.backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
-    init_process_group(
-        config.launch,
-        # Checkpoints and metrics also talk through the CPU.
-        f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend,
-    )
+    own_group = not dist.is_initialized()
+    if own_group:
+        init_process_group(
+            config.launch,
+            # Checkpoints and metrics also talk through the CPU.
+            f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else backend,
+        )
     job = _job()
     try:
         with contextlib.ExitStack() as stack:
@@ -73,8 +81,19 @@ def run_rank(
             result = Training(config, source, device, checkpoint, quiet).run()
             if dist.get_rank() == 0:
                 report(config, result)
+            return result
     finally:
-        dist.destroy_process_group()
+        if own_group:
+            dist.destroy_process_group()
+
+
+def set_rank_environment() -> tuple[int, int]:
+    """Makes a process that nobody launched the only rank; returns rank and number of ranks."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "0")
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def _claimed(
@@ -131,11 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     arguments = parser.parse_args()
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "0")
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = set_rank_environment()
     try:
         config = load_config(arguments.config, arguments.set)
         torch.set_num_threads(config.launch.threads)

@@ -1,6 +1,8 @@
 """Builds TorchRec's DLRM, and shards it, as configured."""
 
+import warnings
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.initialization import initialize_tables
 
 __all__ = ["build_model", "shard_model"]
@@ -40,31 +43,38 @@ def build_model(config: ModelConfig, source: Source, device: torch.device) -> DL
                 name=name,
                 num_embeddings=rows,
                 embedding_dim=config.embedding_dim,
-                feature_names=[name],
+                feature_names=[f for f, table in source.features.items() if table == name],
             )
             for name, rows in source.table_rows.items()
         ],
+        is_weighted=source.weighted,
         device=torch.device("meta"),
     )
     common = (tables, source.dense_features, config.dense_arch, config.over_arch)
+    with warnings.catch_warnings():
+        if not source.dense_features:  # the first layer is its bias then
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return DLRMTrain(_dlrm(config, common, device))
+
+
+def _dlrm(config: ModelConfig, common: tuple[Any, ...], device: torch.device) -> nn.Module:
+    """Builds the model of a configuration."""
     if config.architecture == "dlrm_dcn":
-        model = DLRM_DCN(
+        return DLRM_DCN(
             *common,
             dcn_num_layers=config.dcn_layers,
             dcn_low_rank_dim=config.dcn_low_rank,
             dense_device=device,
         )
-    elif config.architecture == "dlrm_projection":
+    if config.architecture == "dlrm_projection":
         first, second = config.projection_branches
-        model = DLRM_Projection(
+        return DLRM_Projection(
             *common,
             interaction_branch1_layer_sizes=first,
             interaction_branch2_layer_sizes=second,
             dense_device=device,
         )
-    else:
-        model = DLRM(*common, dense_device=device)
-    return DLRMTrain(model)
+    return DLRM(*common, dense_device=device)
 
 
 def shard_model(
@@ -133,6 +143,8 @@ def _planned(
     """Returns the planner's plan for the sharding types that the configuration asks for."""
     ranks = dist.get_world_size() if grid is None else grid.sharding_group_size
     poolings = {name: table.pooling for table in config.tables for name in copies_of(table)}
+    if isinstance(source, PreparedData):
+        poolings = source.poolings
     planner = FusedShardingPlanner(
         topology=Topology(
             world_size=ranks,
@@ -145,7 +157,7 @@ def _planned(
             name: _constraints(
                 config.sharding.tables.get(name, config.sharding.type),
                 device,
-                poolings.get(name),
+                [poolings.get(f, 1.0) for f, table in source.features.items() if table == name],
             )
             for name in source.table_rows
         },
@@ -154,16 +166,15 @@ def _planned(
 
 
 def _constraints(
-    sharding_type: str, device: torch.device, pooling: float | None
+    sharding_type: str, device: torch.device, poolings: list[float]
 ) -> ParameterConstraints:
     """Returns what the planner must keep to for a table."""
-    factors = [1.0 if pooling is None else pooling]
     if sharding_type == "data_parallel":
         return ParameterConstraints(
-            sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=factors
+            sharding_types=["data_parallel"], compute_kernels=["dense"], pooling_factors=poolings
         )
     kernels = ["fused"] if device.type == "cpu" else ["fused", "fused_uvm_caching", "fused_uvm"]
     types = MODEL_PARALLEL if sharding_type == "auto" else [sharding_type]
     return ParameterConstraints(
-        sharding_types=types, compute_kernels=kernels, pooling_factors=factors
+        sharding_types=types, compute_kernels=kernels, pooling_factors=poolings
     )

@@ -11,6 +11,7 @@ from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.training.config import copies_of
+from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.model import build_model
 from fusedrec_torchrec.training.planner_files import PlannerFiles
 from fusedrec_torchrec.training.source import open_source
@@ -31,12 +32,18 @@ def planning_of(files: PlannerFiles, progress: bool = False) -> Planning:
     sharders = fused_sharders(fused_params=fused_params(optimizer))
     zipf: Any = config.zipf
     poolings: dict[str, float] = {}
+    scattered = False
     if train is not None:
         source = open_source(train, progress)
         model: nn.Module = build_model(train.model, source, torch.device("meta"))
         batch = config.batch_size or train.data.batch_size // cluster.ranks
         generated = [(name, table) for table in train.tables for name in copies_of(table)]
         poolings = {name: table.pooling for name, table in generated}
+        scattered = bool(generated) and profile is None
+        if isinstance(source, PreparedData):
+            for feature, table_name in source.features.items():
+                pooling = source.poolings[feature]
+                poolings[table_name] = poolings.get(table_name, 0.0) + pooling
         if zipf is None and profile is None:
             zipf = {name: table.zipf for name, table in generated}
     else:
@@ -49,6 +56,6 @@ def planning_of(files: PlannerFiles, progress: bool = False) -> Planning:
         profile,
         None if profile else zipf,
         poolings=given,
-        scattered=train is not None and bool(given),
+        scattered=scattered,
     )
     return Planning(config, cluster, model, sharders, loads, batch)

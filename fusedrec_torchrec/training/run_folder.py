@@ -29,7 +29,7 @@ FREE_TO_CHANGE = {
         "eval_every",
         "eval_batches",
     ),
-    *("data.workers", "data.criteo", "data.eval_batch_size"),
+    *("data.workers", "data.criteo", "data.table", "data.eval_batch_size"),
     *("sharding.type", "sharding.tables", "sharding.exchange.input_dist"),
     *("sharding.exchange.extra_features", "sharding.exchange.capacity_slack"),
     *("sharding.exchange.codecs", "sharding.exchange.table_codecs"),

@@ -136,3 +136,17 @@ def test_damaged_counts_of_bags_are_refused(tmp_path: Path) -> None:
     write_arrays(tmp_path / "other.npz", "access profile", about, arrays)
     with pytest.raises(ValueError, match="samples_K_0 is missing"):
         AccessProfile.load(tmp_path / "other.npz")
+
+
+def test_bags_of_two_features_are_counted_with_the_samples_they_are_of() -> None:
+    """Feature by feature, as they stand; batches are of samples, not of bags."""
+    recorder = Recorder({"a": 1000}, 1000)
+    first, second = np.repeat(np.arange(64), 2), np.arange(64) + 500  # bags of two, and of one
+    lengths = np.concatenate([np.full(64, 2), np.ones(64, int)])
+    for _ in range(2):  # the same 64 samples twice
+        recorder.add([np.concatenate([first, second])], 64, [lengths])
+    profile = recorder.profile()
+    bags = profile.bags["a"]
+    assert (profile.samples, profile.accesses["a"]) == (128, 2 * 192)
+    assert (bags.counted, bags.full) == (128, 2.0)
+    assert bags.distinct(64) == pytest.approx((128, 192))

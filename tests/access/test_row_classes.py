@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
-from fusedrec_torchrec.access.hot_set import ids_by_feature
 from fusedrec_torchrec.access.profile import sample_profile
 from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.row_classes import RowClasses
+from fusedrec_torchrec.access.samples import ids_by_feature
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 
 

@@ -132,6 +132,8 @@ OF_DATA = [
         "cost_model needs hot.profile",
     ),
     (["prepare", "no.tsv", "--output", "out"], "data file no.tsv does not exist"),
+    (["prepare", "no.csv", "--infer", "x.yaml"], "data file no.csv does not exist"),
+    (["prepare", "--config", TINY], "is synthetic, must be table or criteo"),
     (["profile", "no.tsv"], "data file no.tsv does not exist"),
     (["separate", "no", "--hot-set", "no.npz", "--output", "out"], "no.npz does not exist"),
 ]

@@ -89,7 +89,7 @@ def test_a_quiet_run_says_nothing_but_the_summary(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"run {tmp_path / 'run'}\n") and "eval auc" in done.stdout
     assert re.search(r"skipped steps +[1-9]", done.stdout)
-    for part in ("reading text", "step/s", "/6 [", "skipped bad"):
+    for part in ("reading files", "step/s", "/6 [", "skipped bad"):
         assert part not in done.stderr
 
 

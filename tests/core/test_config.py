@@ -177,6 +177,7 @@ def test_ready_configurations_are_valid_and_survive_a_round_trip(path: Path) -> 
 def test_there_is_a_configuration_for_each_purpose() -> None:
     names = {path.stem for path in CONFIGS}
     assert names >= {"tiny", "criteo_kaggle", "criteo_terabyte", "movielens_like", "multi_node"}
+    assert names >= {"avazu", "movielens", "taobao"}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,7 @@ def test_there_is_a_configuration_for_each_purpose() -> None:
     [
         ({"tables": []}, "tables is empty, must list at least one"),
         ({"tables": TABLES * 2}, "tables has the name 'a' more than once"),
+        ({"tables": [{"name": "items", "rows": 5}]}, "tables has 'items', a name that torch needs"),
         ({"tables": [{"name": "t", "rows": 1, "copies": 2}, {"name": "t_1", "rows": 1}]}, "'t_1'"),
         ({"model": {"dense_arch": [8]}}, "dense_arch ends in 8, must end in embedding_dim, 16"),
         ({"model": {"over_arch": [8, 2]}}, "over_arch ends in 2, must end in 1"),
@@ -200,7 +202,7 @@ def test_there_is_a_configuration_for_each_purpose() -> None:
         ({"data": {"criteo": {"files": ["x"]}}}, "prepared must name the folder"),
         (
             {"data": {"source": "criteo", "criteo": {"prepared": "x"}}},
-            "tables must be left out: Criteo data brings its own",
+            "tables must be left out: data in files brings its own",
         ),
         ({"sharding": {"type": "rowwise"}}, "sharding.type is 'rowwise': it should be"),
         (

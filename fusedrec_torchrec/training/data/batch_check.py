@@ -32,6 +32,7 @@ class BatchCheck:
             self._numbers(batch.dense_features)
             or _labels(batch.labels)
             or self._ids(batch.sparse_features)
+            or _weights(batch.sparse_features)
         )
 
     def _numbers(self, dense: torch.Tensor) -> str | None:
@@ -70,14 +71,24 @@ def _labels(labels: torch.Tensor) -> str | None:
     return f"the label of sample {sample} is {float(labels[sample])}, must be in [0, 1]"
 
 
+def _weights(features: object) -> str | None:
+    weights = features.weights_or_none()  # type: ignore[attr-defined]
+    if weights is None or bool(weights.isfinite().all()):
+        return None
+    value = float(weights[int((~weights.isfinite()).nonzero()[0])])
+    return f"an id has weight {value}, must be a finite number"
+
+
 def stand_in(batch: Batch) -> Batch:
     """Returns a batch of as many samples without ids, that nothing can be learned from."""
     features = batch.sparse_features
+    weights = features.weights_or_none()
     return Batch(
         dense_features=torch.zeros_like(batch.dense_features),
         sparse_features=type(features)(
             keys=features.keys(),
             values=features.values()[:0],
+            weights=None if weights is None else weights[:0],
             lengths=torch.zeros_like(features.lengths()),
             stride=features.stride(),
         ),

@@ -4,69 +4,33 @@ The Kaggle file (train.txt) and the Terabyte days (day_0 to day_23) share it.  N
 are those of ``torchrec.datasets.criteo``.
 """
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv
 
+from fusedrec_torchrec.training.data.bad_lines import BadLines
+from fusedrec_torchrec.training.data.delimited import Dialect, read_texts, split_lines
+from fusedrec_torchrec.training.data.file_names import LABEL
 from fusedrec_torchrec.training.data.lines import Block, TextFile
-from fusedrec_torchrec.training.data.prepare_options import OnBadLine
 
-__all__ = ["CATEGORIES", "INTEGERS", "LABEL", "BadLines", "RawColumns", "parse", "read"]
+__all__ = ["CATEGORIES", "INTEGERS", "LABEL", "RawColumns", "parse", "read"]
 
 # The names that torchrec.datasets.criteo gives to the columns, without the import of TorchRec.
-LABEL = "label"
 INTEGERS = [f"int_{i}" for i in range(13)]
 CATEGORIES = [f"cat_{i}" for i in range(26)]
 COLUMNS = [LABEL, *INTEGERS, *CATEGORIES]
+TABS = Dialect("\t", "")
 
 # The value of a hexadecimal digit, 255 for all other bytes.
 DIGITS = np.full(256, 255, dtype=np.uint8)
 for _value, _digit in enumerate("0123456789abcdef"):
     DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
-LONE_RETURN = re.compile(rb"\r(?!\n)")
 PLACES = np.array([16**i for i in range(7, -1, -1)], dtype=np.uint32)
-
-
-@dataclass
-class BadLines:
-    """Collects what is wrong with the lines of a data set's text.
-
-    Attributes:
-        policy: ``"error"`` raises at the first malformed line, ``"skip"`` counts and goes on.
-        counts: lines by what is wrong with them.
-        examples: the first few, as ``file:line: reason``.
-        skip: how the policy ``"skip"`` is spelled where it can be set.
-    """
-
-    policy: OnBadLine = "error"
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    skip: str = "on_bad_line='skip'"
-
-    MAX_EXAMPLES = 20
-
-    @property
-    def total(self) -> int:
-        """Number of malformed lines."""
-        return sum(self.counts.values())
-
-    def add(self, path: Path, line: int, kind: str, detail: str) -> None:
-        """Counts a malformed line, or raises a ``ValueError``, as the policy says."""
-        text = f"{path}:{line}: {detail}"
-        if self.policy == "error":
-            raise ValueError(f"{text} (to skip and count malformed lines, use {self.skip})")
-        self.counts[kind] += 1
-        if len(self.examples) < self.MAX_EXAMPLES:
-            self.examples.append(text)
 
 
 @dataclass(frozen=True)
@@ -120,25 +84,18 @@ def read(
 
 def parse(block: Block, bad: Callable[[int, str, str], None]) -> RawColumns:
     """Returns the columns of a block; ``bad(line, kind, detail)`` hears of each line left out."""
-    data = block.data
-    if not data.endswith(b"\n"):
-        data += b"\n"
-    if b"\r" in data:  # alone it would end a line for pyarrow, but not for us
-        data = LONE_RETURN.sub(b"\0", data)
-    data, kept, wrong = _without_wrong_columns(data)
+    lines = split_lines(block.data, TABS)
+    good = lines.columns == len(COLUMNS)
+    # pyarrow would stumble over some of the others.
+    wrong = {
+        int(i): ("wrong number of columns", _wrong_number(int(lines.columns[i])))
+        for i in np.flatnonzero(~good)
+    }
+    data, kept = lines.joined(good), np.flatnonzero(good)
     if not data:
         _report(block, wrong, bad)
         return RawColumns.nothing()
-    table = csv.read_csv(
-        pa.BufferReader(data),
-        read_options=csv.ReadOptions(
-            use_threads=False, column_names=COLUMNS, block_size=len(data) + 64
-        ),
-        parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
-        convert_options=csv.ConvertOptions(
-            column_types={name: pa.binary() for name in COLUMNS}, strings_can_be_null=False
-        ),
-    ).combine_chunks()
+    table = read_texts(data, COLUMNS, TABS)
     assert len(kept) == table.num_rows, (len(kept), table.num_rows)
 
     strict = b"x" in data or b"X" in data  # Arrow takes 0x1F for an integer
@@ -169,30 +126,6 @@ def _report(
 ) -> None:
     for row, (kind, detail) in sorted(wrong.items()):
         bad(block.first_line + row, kind, detail)
-
-
-def _without_wrong_columns(
-    data: bytes,
-) -> tuple[bytes, NDArray[np.int64], dict[int, tuple[str, str]]]:
-    """Takes out lines with a wrong number of columns; pyarrow stumbles over some of them.
-
-    Returns what is left, the numbers of its lines, and what is wrong with the others.
-    """
-    characters = np.frombuffer(data, dtype=np.uint8)
-    ends = np.flatnonzero(characters == ord("\n"))
-    tabs = np.searchsorted(np.flatnonzero(characters == ord("\t")), ends)
-    columns = np.diff(tabs, prepend=0) + 1
-    good = columns == len(COLUMNS)
-    numbers = np.arange(len(ends))
-    if good.all():
-        return data, numbers, {}
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    left = b"".join(data[starts[i] : ends[i] + 1] for i in np.flatnonzero(good).tolist())
-    wrong = {
-        int(i): ("wrong number of columns", _wrong_number(int(columns[i])))
-        for i in np.flatnonzero(~good)
-    }
-    return left, numbers[good], wrong
 
 
 def _wrong_number(columns: int) -> str:

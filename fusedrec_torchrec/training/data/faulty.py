@@ -58,4 +58,4 @@ class FaultySource:
                 at = int(first[:place].sum())
                 if at < len(ids):
                     ids[at] = -1 if kind == "negative" else 10**9
-        return Samples(dense, labels, ids, lengths)
+        return Samples(dense, labels, ids, lengths, samples.weights)

@@ -35,4 +35,4 @@ class HotFirst:
             span: first sample and number of samples.
         """
         samples = source.read(span[0], span[0] + min(span[1], SHARE_SAMPLES))
-        return float(self.hot_set.hot_samples(samples).mean())
+        return float(self.hot_set.hot_samples(samples, source.features.values()).mean())

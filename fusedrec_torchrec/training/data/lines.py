@@ -1,5 +1,6 @@
-"""Reads text files, plain or gzipped, as blocks of whole lines."""
+"""Reads text files, plain, gzipped or packed by zstd, as blocks of whole lines."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -9,11 +10,12 @@ from typing import BinaryIO
 
 from fusedrec_torchrec.core.files import naming
 
-__all__ = ["Block", "TextFile", "find_files"]
+__all__ = ["Block", "TextFile", "find_files", "in_natural_order"]
 
 BLOCK_BYTES = 16 << 20
 PACKED_BYTES = 4096
-SUFFIXES = (".gz", ".tsv", ".txt", ".csv")
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+SUFFIXES = (".gz", ".zst", ".tsv", ".txt", ".csv")
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,17 @@ class Block:
 
 @dataclass(frozen=True)
 class TextFile:
-    """Is one text file; ``.gz`` is recognised by its content, not by its name."""
+    """Is one text file; gzip and zstd are recognised by the content, not by the name."""
 
     path: Path
 
     def blocks(self, start: int = 0, first_line: int = 1) -> Iterator[Block]:
         """Yields the file's blocks from a position that ``Block.end`` gave."""
-        with naming(self.path), self.path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0 if packed else start)
-            chunks = _unpack(raw, skip=start) if packed else _read(raw)
+        with naming(self.path), self.path.open("rb", buffering=0) as raw:
+            head = raw.read(4)
+            pieces = _gzip_pieces if head[:2] == GZIP else _zstd_pieces if head == ZSTD else None
+            raw.seek(start if pieces is None else 0)
+            chunks = _read(raw) if pieces is None else _joined(pieces(raw), skip=start)
             rest, line, position = b"", first_line, start
             broken: str | None = None
             for chunk, problem in chunks:
@@ -66,14 +69,12 @@ def _read(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
         yield chunk, None
 
 
-def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
-    """Unpacks gzip members one after another, and all that a damaged file still gives.
-
-    ``gzip.GzipFile`` would lose what it has read ahead when the file ends too early.  Zeros after
-    the last member are padding.
-    """
+def _joined(
+    pieces: Iterator[tuple[bytes, str | None]], skip: int
+) -> Iterator[tuple[bytes, str | None]]:
+    """Joins unpacked pieces to larger ones, but for the first ``skip`` bytes."""
     ready, size = [], 0
-    for piece, broken in _unpack_pieces(raw):
+    for piece, broken in pieces:
         kept = piece[skip:]
         skip -= len(piece) - len(kept)
         ready.append(kept)
@@ -84,8 +85,13 @@ def _unpack(raw: BinaryIO, skip: int) -> Iterator[tuple[bytes, str | None]]:
     yield b"".join(ready), None
 
 
-def _unpack_pieces(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
-    """Unpacks in small pieces: an unpacker loses the piece in which it finds damage."""
+def _gzip_pieces(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    """Unpacks gzip members one after another, and all that a damaged file still gives.
+
+    ``gzip.GzipFile`` would lose what it has read ahead when the file ends too early.  Zeros after
+    the last member are padding.  Pieces are small: an unpacker loses the piece in which it finds
+    damage.
+    """
     unpacker, packed = zlib.decompressobj(31), b""
     while packed or (packed := raw.read(PACKED_BYTES)):
         if unpacker.eof:
@@ -104,6 +110,28 @@ def _unpack_pieces(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
     yield tail, None if unpacker.eof else "truncated gzip: the file ends in the middle of its data"
 
 
+def _zstd_pieces(raw: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    """Unpacks zstd frames one after another, and what a damaged file gives before the damage."""
+    import pyarrow as pa  # which those who only look for files need not wait for
+
+    # Closing the stream closes its file; another descriptor has the same position.
+    packed = os.fdopen(os.dup(raw.fileno()), "rb", buffering=0)
+    with pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd") as stream:
+        while True:
+            try:
+                piece = stream.read(min(PACKED_BYTES * 16, BLOCK_BYTES))
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                is_short = "truncated" in str(error).lower()
+                what = "truncated zstd: the file ends in the middle of its data"
+                yield b"", what if is_short else f"damaged zstd: {error}"
+                return
+            if not piece:
+                return
+            yield piece, None
+
+
 def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
     """Returns the files that ``paths`` name, those of folders one by one, days in their order.
 
@@ -113,7 +141,7 @@ def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
     files: list[TextFile] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted((p for p in path.iterdir() if _is_data(p)), key=_natural)
+            inside = sorted((p for p in path.iterdir() if _is_data(p)), key=in_natural_order)
             if not inside:
                 raise ValueError(
                     f"folder {path} holds no data files (day_N or {', '.join(SUFFIXES)})"
@@ -137,7 +165,7 @@ def _is_data(path: Path) -> bool:
     return path.is_file() and (path.suffix in SUFFIXES or path.name.startswith("day_"))
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def in_natural_order(path: Path) -> list[tuple[int, str]]:
     """Returns a sort key that has day_2 before day_10."""
     words = re.split(r"(\d+)", path.name)
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]

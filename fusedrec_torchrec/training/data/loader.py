@@ -3,8 +3,10 @@
 import itertools
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,7 +83,7 @@ class Loader:
         self._hot = hot
         self._check = check
         self._hot_share = 0.0 if hot is None else hot.share(source, span)
-        self.features = list(source.table_rows)
+        self.features = list(source.features)
         self.waited = 0.0
         """Seconds that callers have waited for batches."""
 
@@ -117,7 +119,8 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
         )
         number = start
-        iterator = iter(loader)
+        with _without_main():
+            iterator = iter(loader)
         while stop is None or number < stop:
             begun = time.perf_counter()
             chunk = next(iterator)
@@ -146,6 +149,25 @@ class Loader:
         for is_hot in Alternation(hot, batches - hot, self._hot.rates, first):
             yield next_place[is_hot]
             next_place[is_hot] += 1
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Lets processes start that do not import the program that is run.
+
+    They need nothing of it, and a script that calls ``training.train`` without looking at its
+    ``__name__`` would run again in each of them.
+    """
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if hasattr(main, name)]
+    hidden = {name: getattr(main, name) for name in names}
+    for name in names:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _begin_worker(rank: int, _: int) -> None:
@@ -186,6 +208,7 @@ class _Chunk:
         lengths: [batches, features * samples].
         ends: where each batch's ids end.
         problems: of each batch; None if there is none.
+        weights: of the ids, in their order; None if all count once.
     """
 
     dense: torch.Tensor
@@ -194,6 +217,7 @@ class _Chunk:
     lengths: torch.Tensor
     ends: list[int]
     problems: list[str | None]
+    weights: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -207,15 +231,18 @@ class _Chunk:
             lengths=self.lengths.pin_memory(),
             ends=self.ends,
             problems=self.problems,
+            weights=None if self.weights is None else self.weights.pin_memory(),
         )
 
     def batch(self, place: int, features: list[str]) -> Batch:
         """Returns one of the batches."""
+        ids = slice(self.ends[place - 1] if place else 0, self.ends[place])
         return CheckedBatch(
             dense_features=self.dense[place],
             sparse_features=KeyedJaggedTensor(
                 keys=features,
-                values=self.ids[self.ends[place - 1] if place else 0 : self.ends[place]],
+                values=self.ids[ids],
+                weights=None if self.weights is None else self.weights[ids],
                 lengths=self.lengths[place],
                 stride=self.labels.size(1),
             ),
@@ -270,11 +297,14 @@ class _Chunks(Dataset[_Chunk | _Unreadable]):
         # Samples stand lane by lane, in a lane batch by batch; they are wanted batch by batch.
         places = np.arange(len(lane_samples)).reshape(len(self._lanes), batches, -1)
         by_batch = [lane_samples.take(places[:, i].ravel()) for i in range(batches)]
-        features, samples = len(self._source.table_rows), len(by_batch[0])
+        features, samples = len(self._source.features), len(by_batch[0])
         lengths = np.ones((batches, features * samples), dtype=np.int32)
         for place, batch in enumerate(by_batch):
             if batch.lengths is not None:
                 lengths[place] = batch.lengths.ravel()
+        weights = None
+        if by_batch[0].weights is not None:
+            weights = np.concatenate([b.weights for b in by_batch if b.weights is not None])
         result = _Chunk(
             dense=torch.from_numpy(np.stack([batch.dense for batch in by_batch])),
             labels=torch.from_numpy(np.stack([batch.labels for batch in by_batch])),
@@ -282,9 +312,10 @@ class _Chunks(Dataset[_Chunk | _Unreadable]):
             lengths=torch.from_numpy(lengths),
             ends=np.cumsum([len(batch.ids) for batch in by_batch]).tolist(),
             problems=[None] * batches,
+            weights=None if weights is None else torch.from_numpy(weights),
         )
         if self._check is not None:
-            names = list(self._source.table_rows)
+            names = list(self._source.features)
             for place in range(batches):
                 result.problems[place] = self._check(result.batch(place, names))
         return result
@@ -297,7 +328,6 @@ class _Chunks(Dataset[_Chunk | _Unreadable]):
         if permutation is not None:
             samples = samples.take(permutation)
         if self._hot_set is not None:
-            samples = samples.take(
-                np.argsort(~self._hot_set.hot_samples(samples), kind="stable").astype(np.int64)
-            )
+            hot = self._hot_set.hot_samples(samples, self._source.features.values())
+            samples = samples.take(np.argsort(~hot, kind="stable").astype(np.int64))
         return samples

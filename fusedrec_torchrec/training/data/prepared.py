@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fusedrec_torchrec.access.samples import DamagedDataError, Samples
-from fusedrec_torchrec.training.data.criteo import LABEL
+from fusedrec_torchrec.training.data.file_names import LABEL, WEIGHTS
 from fusedrec_torchrec.training.data.parquet import open_parquet, reading
 from fusedrec_torchrec.training.data.prepared_files import (
     VERSION,
     RowGroup,
     columns_of,
+    features_of,
     read_manifest,
     remedy,
     row_groups,
 )
+from fusedrec_torchrec.training.data.raw_source import Feature
 
 __all__ = ["VERSION", "PreparedData"]
 
@@ -88,6 +91,32 @@ class PreparedData:
         return dict(self.manifest["tables"])
 
     @property
+    def features(self) -> dict[str, str]:
+        """The table of each feature."""
+        return {feature.name: feature.table for feature in self._features}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether ids have weights."""
+        return any(feature.weights for feature in self._features)
+
+    @property
+    def poolings(self) -> dict[str, float]:
+        """Average number of ids of each feature in a sample."""
+        described = self.manifest.get("features", {})
+        ids = {name: described.get(name, {}).get("ids", self.samples) for name in self.features}
+        return {name: count / self.samples for name, count in ids.items()}
+
+    @property
+    def held_out(self) -> int | None:
+        """How many samples at the end are for evaluation; None if a share decides."""
+        return self.manifest.get("held_out")
+
+    @cached_property
+    def _features(self) -> list[Feature]:
+        return features_of(self.manifest)
+
+    @property
     def blocks(self) -> NDArray[np.int64]:
         """Sizes of the blocks that are best read at once."""
         return np.diff(self._starts)
@@ -127,10 +156,42 @@ class PreparedData:
                     f"{group.path} is damaged: column {name!r} has {table[name].null_count} values "
                     f"that are missing; {remedy(self.folder)}"
                 )
-        dense = np.stack([table[name].to_numpy() for name in self.manifest["dense"]], axis=1)
-        ids = np.stack([table[name].to_numpy() for name in self.manifest["tables"]])
+        dense = np.zeros((group.samples, self.dense_features), np.float32)
+        for i, name in enumerate(self.manifest["dense"]):
+            dense[:, i] = table[name].to_numpy()
         labels = table[LABEL].to_numpy().astype(np.float32)
-        return Samples(dense.astype(np.float32, copy=False), labels, ids.astype(np.int64).ravel())
+        if not any(feature.bag for feature in self._features):
+            ids = np.stack([table[feature.name].to_numpy() for feature in self._features])
+            return Samples(dense, labels, ids.astype(np.int64).ravel())
+        bags = [self._bags(table, feature, group) for feature in self._features]
+        ids, lengths, weights = zip(*bags, strict=True)
+        return Samples(
+            dense,
+            labels,
+            np.concatenate(ids).astype(np.int64, copy=False),
+            np.stack(lengths).astype(np.int32, copy=False),
+            np.concatenate(weights).astype(np.float32, copy=False) if self.weighted else None,
+        )
+
+    def _bags(
+        self, table: pa.Table, feature: Feature, group: RowGroup
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Returns the ids of a feature, the lengths of its bags, and the weights of ids."""
+        column = table[feature.name].combine_chunks()
+        if not feature.bag:
+            ids = column.to_numpy(zero_copy_only=False)
+            return ids, np.ones(len(ids), np.int32), np.ones(len(ids), np.float32)
+        ids = column.flatten().to_numpy(zero_copy_only=False)
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if not feature.weights:
+            return ids, lengths, np.ones(len(ids), np.float32)
+        of_ids = table[f"{feature.name}{WEIGHTS}"].combine_chunks()
+        if not np.array_equal(of_ids.value_lengths().to_numpy(zero_copy_only=False), lengths):
+            raise DamagedDataError(
+                f"{group.path} is damaged: column {feature.name + WEIGHTS!r} has other numbers of "
+                f"weights than {feature.name!r} has ids; {remedy(self.folder)}"
+            )
+        return ids, lengths, of_ids.flatten().to_numpy(zero_copy_only=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out open files: reader processes open their own."""

@@ -16,14 +16,15 @@ from fusedrec_torchrec.access.samples import DamagedDataError
 from fusedrec_torchrec.core.config import from_mapping, section
 from fusedrec_torchrec.core.folder_files import check_file_name, shown
 from fusedrec_torchrec.core.json_file import parse_json
-from fusedrec_torchrec.training.data.criteo import LABEL
-from fusedrec_torchrec.training.data.file_names import MANIFEST
+from fusedrec_torchrec.training.data.file_names import LABEL, MANIFEST, WEIGHTS
 from fusedrec_torchrec.training.data.parquet import reading
+from fusedrec_torchrec.training.data.raw_source import Feature
 
 __all__ = [
     "VERSION",
     "RowGroup",
     "columns_of",
+    "features_of",
     "read_manifest",
     "remedy",
     "row_groups",
@@ -59,26 +60,63 @@ class _BadLines:
 
 
 @section
+class _Feature:
+    """Describes a categorical feature.
+
+    Attributes:
+        table: of the feature.
+        bag: whether its column holds lists of rows, or one row.
+        weights: whether a column beside it has a weight for each row of its lists.
+        ids: how many rows its lists have, all together; None if nobody has counted.
+    """
+
+    table: str
+    bag: bool = False
+    weights: bool = False
+    ids: int | None = Field(default=None, ge=0)
+
+
+@section
+class _Scale:
+    """Says how a dense column was standardized.
+
+    Attributes:
+        mean: what was subtracted.
+        deviation: what it was divided by then.
+    """
+
+    mean: float
+    deviation: float
+
+
+@section
 class _Manifest:
     """Says what a folder of prepared data holds.
 
     Attributes:
         identity: what the data was made of, and how.
         dense: columns of dense features.
-        tables: rows of each table, by its column.
+        tables: rows of each table.
         parts: the files, in order.
         samples: rows of all files.
         clicks: labels that are 1.
         bad_lines: what was left out of the text.
+        features: columns of categorical features; if there are none, each table has one with its
+            name.
+        held_out: samples at the end that are for evaluation; None lets a share decide.
+        scales: how dense columns were standardized.
     """
 
     identity: dict[str, Any]
-    dense: list[str] = Field(min_length=1)
+    dense: list[str]
     tables: dict[str, int] = Field(min_length=1)
     parts: list[_PartFile] = Field(min_length=1)
     samples: int = Field(ge=1)
     clicks: int = Field(ge=0)
     bad_lines: _BadLines
+    features: dict[str, _Feature] = Field(default={})
+    held_out: int | None = Field(default=None, ge=0)
+    scales: dict[str, _Scale] = Field(default={})
 
     def __post_init__(self) -> None:
         if not isinstance(self.identity.get("sources"), list):
@@ -86,6 +124,13 @@ class _Manifest:
         total = sum(part.samples for part in self.parts)
         if self.samples != total:
             raise ValueError(f"samples is {self.samples}, the parts have {total}")
+        if self.held_out is not None and self.held_out > self.samples:
+            raise ValueError(f"held_out is {self.held_out}, there are {self.samples} samples")
+        if self.features and {f.table for f in self.features.values()} != set(self.tables):
+            raise ValueError("features has other tables than tables")
+        for name, feature in self.features.items():
+            if feature.weights and not feature.bag:
+                raise ValueError(f"features.{name} has weights, but no bags")
 
 
 class RowGroup(NamedTuple):
@@ -140,9 +185,38 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def features_of(manifest: dict[str, Any]) -> list[Feature]:
+    """Returns the categorical features, in the order of samples."""
+    features = manifest.get("features") or {name: {"table": name} for name in manifest["tables"]}
+    return [
+        Feature(name, own["table"], own.get("bag", False), own.get("weights", False))
+        for name, own in features.items()
+    ]
+
+
 def columns_of(manifest: dict[str, Any]) -> list[str]:
     """Returns the columns that every file must have."""
-    return [LABEL, *manifest["dense"], *manifest["tables"]]
+    return list(_types_of(manifest))
+
+
+def _types_of(
+    manifest: dict[str, Any],
+) -> dict[str, tuple[Callable[[pa.DataType], bool], str]]:
+    """Returns the columns that every file must have, with what their types must be."""
+    is_integer, is_float = pa.types.is_integer, pa.types.is_floating
+    integer, number = (is_integer, "an integer"), (is_float, "a floating point number")
+    integers = (_is_list(is_integer), "a list of integers")
+    numbers = (_is_list(is_float), "a list of floating point numbers")
+    wanted = {LABEL: integer, **dict.fromkeys(manifest["dense"], number)}
+    for feature in features_of(manifest):
+        wanted[feature.name] = integers if feature.bag else integer
+        if feature.weights:
+            wanted[f"{feature.name}{WEIGHTS}"] = numbers
+    return wanted
+
+
+def _is_list(of: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: pa.types.is_list(kind) and of(kind.value_type)
 
 
 def row_groups(folder: Path, manifest: dict[str, Any]) -> list[RowGroup]:
@@ -171,13 +245,7 @@ def row_groups(folder: Path, manifest: dict[str, Any]) -> list[RowGroup]:
 
 
 def _problem_of_columns(schema: pa.Schema, manifest: dict[str, Any]) -> str | None:
-    is_integer, is_float = pa.types.is_integer, pa.types.is_floating
-    wanted: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-        LABEL: (is_integer, "an integer"),
-        **dict.fromkeys(manifest["dense"], (is_float, "a floating point number")),
-        **dict.fromkeys(manifest["tables"], (is_integer, "an integer")),
-    }
-    for name, (is_right, kind) in wanted.items():
+    for name, (is_right, kind) in _types_of(manifest).items():
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
             return f"it has {len(places)} columns {name!r}, must have one"

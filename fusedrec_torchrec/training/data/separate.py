@@ -15,12 +15,12 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from fusedrec_torchrec.access.hot_set import HotSet
-from fusedrec_torchrec.access.samples import Samples
+from fusedrec_torchrec.access.samples import Samples, ids_by_feature
 from fusedrec_torchrec.core.files import write_json
-from fusedrec_torchrec.training.data.criteo import LABEL
-from fusedrec_torchrec.training.data.file_names import MANIFEST
+from fusedrec_torchrec.training.data.file_names import LABEL, MANIFEST, WEIGHTS
 from fusedrec_torchrec.training.data.parquet import write_parquet
 from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.data.prepared_files import features_of
 from fusedrec_torchrec.training.data.split import split
 
 __all__ = ["HOT_SET", "separate"]
@@ -41,7 +41,8 @@ def separate(
         data: what to write anew.
         hot_set: what is hot.
         output: a folder that is empty or not there yet.
-        held_out: share of the data, at its end, that is kept for evaluation.
+        held_out: share of the data, at its end, that is kept for evaluation, where the data itself
+            does not say which samples are.
         progress: whether to show bars.
 
     Raises:
@@ -79,7 +80,7 @@ def _write(
     for wanted in (True, False):
         what = "hot samples" if wanted else "cold samples"
         for samples in _blocks(data, first, train, what, progress):
-            is_hot = hot_set.hot_samples(samples)
+            is_hot = hot_set.hot_samples(samples, data.features.values())
             chosen = samples.take(np.flatnonzero(is_hot == wanted))
             hot += len(chosen) if wanted else 0
             writer.add(chosen)
@@ -107,7 +108,7 @@ class _Writer:
 
     def __init__(self, data: PreparedData, output: Path) -> None:
         self._dense: list[str] = data.manifest["dense"]
-        self._tables = list(data.table_rows)
+        self._features = features_of(data.manifest)
         self._output = output
         self._waiting: list[Samples] = []
         self._parts: list[dict[str, Any]] = []
@@ -126,10 +127,22 @@ class _Writer:
     def _write(self) -> None:
         samples = Samples.concatenate(self._waiting)
         self._waiting = []
-        ids = samples.ids.reshape(len(self._tables), -1)
         columns: dict[str, Any] = {LABEL: samples.labels.astype(np.int8)}
         columns |= {name: samples.dense[:, i] for i, name in enumerate(self._dense)}
-        columns |= {name: ids[t].astype(np.int32) for t, name in enumerate(self._tables)}
+        ids_F = [ids.astype(np.int32) for ids in ids_by_feature(samples, len(self._features))]
+        for number, (feature, ids) in enumerate(zip(self._features, ids_F, strict=True)):
+            columns[feature.name] = ids
+            if feature.bag:
+                assert samples.lengths is not None
+                ends = np.cumsum(samples.lengths[number])
+                offsets = np.concatenate([[0], ends]).astype(np.int32)
+                columns[feature.name] = pa.ListArray.from_arrays(offsets, pa.array(ids))
+                if feature.weights:
+                    assert samples.weights is not None
+                    first = sum(map(len, ids_F[:number]))
+                    weights = pa.array(samples.weights[first : first + len(ids)])
+                    name = f"{feature.name}{WEIGHTS}"
+                    columns[name] = pa.ListArray.from_arrays(offsets, weights)
         name = f"part-{len(self._parts):05d}.parquet"
         write_parquet(self._output / name, pa.table(columns), GROUP_SAMPLES)
         self._parts.append({"file": name, "samples": len(samples)})

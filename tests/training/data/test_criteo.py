@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.datasets import criteo
 
+from fusedrec_torchrec.training.data.bad_lines import BadLines
 from fusedrec_torchrec.training.data.criteo import (
     CATEGORIES,
     INTEGERS,
     LABEL,
-    BadLines,
     RawColumns,
     parse,
     read,

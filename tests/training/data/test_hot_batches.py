@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedrec_torchrec.access.access_profile import AccessProfile
-from fusedrec_torchrec.access.hot_set import HotSet, ids_by_feature
+from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.recorder import Recorder
 from fusedrec_torchrec.access.recorder import merged as merged_profiles
-from fusedrec_torchrec.access.samples import Samples
+from fusedrec_torchrec.access.samples import Samples, ids_by_feature
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.training.data.alternation import Alternation, Rates
 from fusedrec_torchrec.training.data.hot_first import HotFirst

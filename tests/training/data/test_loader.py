@@ -33,6 +33,8 @@ class Numbered:
 
     dense_features = 1
     left_out: ClassVar[list[str]] = []
+    features: ClassVar[dict[str, str]] = {"x": "x", "y": "y"}
+    weighted, held_out = False, None
     identity: ClassVar[dict[str, object]] = {}
 
     @property

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusedrec_torchrec.training.data import criteo
+from fusedrec_torchrec.training.data import criteo, criteo_source, preparation
 from fusedrec_torchrec.training.data import lines as lines_module
-from fusedrec_torchrec.training.data import prepare as prepare_module
 from fusedrec_torchrec.training.data.criteo import CATEGORIES
 from fusedrec_torchrec.training.data.prepare import prepare
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
@@ -128,7 +127,7 @@ def test_a_stopped_preparation_goes_on(
             yield columns, block
 
     monkeypatch.setattr(Path, "replace", replace)
-    monkeypatch.setattr(prepare_module, "read", counting)
+    monkeypatch.setattr(criteo_source, "read", counting)
     resumed = prepare(files, tmp_path / "out", options, progress=False)
     for ours, theirs in zip(contents(resumed), contents(straight), strict=True):
         assert (ours == theirs).all()
@@ -147,7 +146,7 @@ def test_an_unfinished_preparation_goes_on_or_begins_anew(
         raise StoppedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "build_vocabulary", stopped)
+        patch.setattr(preparation, "build_vocabulary", stopped)
         with pytest.raises(StoppedError):
             prepare([path], tmp_path / "out", skip, progress=False)
     with pytest.raises(ValueError, match=r"a:101: .*out was made with on_bad_line='skip', which"):
@@ -164,7 +163,7 @@ def test_an_unfinished_preparation_goes_on_or_begins_anew(
 def test_preparing_again_returns_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a", lines(100))
     first = prepare([path], tmp_path / "out", SMALL, progress=False)
-    monkeypatch.setattr(prepare_module, "read", None)
+    monkeypatch.setattr(criteo_source, "read", None)
     assert prepare([path], tmp_path / "out", SMALL, progress=False).manifest == first.manifest
 
 

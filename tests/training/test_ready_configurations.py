@@ -1,0 +1,121 @@
+"""Ready configurations for public data: each trains on a few made-up lines in its format."""
+
+import gzip
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusedrec_torchrec.core.config import from_mapping, load_yaml
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.prepared import PreparedData
+from fusedrec_torchrec.training.source import open_source
+from tests.cli.command import ROOT
+from tests.cluster import Cluster
+from tests.training.runs import train
+
+AVAZU = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,"
+    "device_id,device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
+)
+TAOBAO = ROOT.parent / "shared" / "data" / "taobao_user_behavior_110k.csv.gz"
+
+
+def avazu(folder: Path) -> Path:
+    generator = random.Random(0)
+    lines = [AVAZU]
+    for day in range(21, 31):
+        for i in range(60):
+            hashed = [f"{generator.randrange(30):08x}" for _ in range(9)]
+            numbers = [str(generator.randrange(5)) for _ in range(8)]
+            first = [f"{10**18 + i}", str(i % 3 // 2), f"1410{day}{i % 24:02}", "1005", "0"]
+            lines.append(",".join([*first, *hashed, "1", "0", *numbers]))
+    path = folder / "train.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
+    return path
+
+
+def movielens(folder: Path) -> Path:
+    generator = random.Random(0)
+    lines = ["userId,movieId,rating,timestamp"]
+    for user in range(1, 41):
+        for _ in range(15):
+            movie, rating = generator.randrange(1, 30), generator.randrange(1, 11) / 2
+            when = generator.randrange(1_600_000_000, 1_660_000_000)
+            lines.append(f"{user},{movie},{rating},{when}")
+    path = folder / "ratings.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def taobao(folder: Path) -> Path:
+    generator = random.Random(0)
+    lines = []
+    for i in range(600):
+        what = generator.choice(["pv", "pv", "pv", "buy", "cart", "fav"])
+        when = 1_511_539_200 + i * 1296  # 2017-11-25 to 2017-12-03, by the clock of Beijing
+        ids = (generator.randrange(40), generator.randrange(50), generator.randrange(9))
+        lines.append(",".join([*map(str, ids), what, str(when)]))
+    path = folder / "UserBehavior.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def small(name: str, path: Path, folder: Path) -> dict[str, Any]:
+    """The configuration as it is, but for the file, the folders and the sizes of batches."""
+    data = load_yaml(ROOT / "configs" / f"{name}.yaml")
+    data["data"]["table"] |= {"files": [str(path)], "prepared": str(folder / "data")}
+    data["data"] |= {"batch_size": 32, "eval_batch_size": 16, "workers": 0}
+    logging = {"directory": str(folder / "run"), "tensorboard": False, "plots": False}
+    return {**data, "steps": 6, "eval_every": 3, "checkpoint": {}, "logging": logging}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "held_out", "features", "dense"),
+    [
+        ("avazu", avazu, 60, 23, 0),
+        ("movielens", movielens, None, 5, 1),
+        ("taobao", taobao, 67, 4, 4),
+    ],
+)
+def test_lines_in_the_format_of_the_public_file_train(
+    cluster_1: Cluster,
+    tmp_path: Path,
+    name: str,
+    make: Any,
+    held_out: int | None,
+    features: int,
+    dense: int,
+) -> None:
+    settings = small(name, make(tmp_path), tmp_path)
+    config = from_mapping(TrainConfig, settings)
+    source = open_source(config)
+    assert isinstance(source, PreparedData) and source.samples == 600
+    assert (len(source.features), source.dense_features) == (features, dense)
+    if held_out is None:
+        assert source.held_out is not None and 16 <= source.held_out < 300
+    else:
+        assert abs((source.held_out or 0) - held_out) <= 1
+    assert 0 < source.manifest["clicks"] < 600
+    (done,) = cluster_1.run(train, settings)
+    assert 0 < done["result"]["log_loss"] < 2
+
+
+def test_every_configuration_says_how_to_get_from_the_public_file_to_a_model() -> None:
+    for name in ("avazu", "movielens", "taobao"):
+        text = (ROOT / "configs" / f"{name}.yaml").read_text()
+        for command in ("prepare --config", "profile", "train --config"):
+            assert f"#   fusedrec {command} configs/{name}.yaml" in text
+
+
+@pytest.mark.skipif(not TAOBAO.is_file(), reason=f"needs {TAOBAO.name} in ../shared/data")
+def test_the_real_log_of_taobao_is_read(tmp_path: Path) -> None:
+    settings = small("taobao", TAOBAO, tmp_path)
+    # The sample is of two hours of one day.
+    settings["data"]["table"]["split"] = {"by": "random", "share": 0.1}
+    source = open_source(from_mapping(TrainConfig, settings))
+    assert isinstance(source, PreparedData) and source.samples == 110_300
+    assert source.manifest["clicks"] == 6063 + 3383 + 2493
+    assert source.held_out == pytest.approx(11_030, rel=0.05)
+    assert source.table_rows["category"] <= 3913 + 2
