@@ -81,7 +81,10 @@ class Cluster:
         self._pipes: list[Connection] = []
 
     def start(self) -> None:
-        context: Any = mp.get_context("spawn") if self._backend == "nccl" else CONTEXT
+        import torch
+
+        # CUDA cannot be used in forks of a process that has looked at it, not even to copy to CPU.
+        context: Any = mp.get_context("spawn") if torch.cuda.is_available() else CONTEXT
         self._directory = tempfile.TemporaryDirectory()
         store = str(Path(self._directory.name) / "store")
         for rank in range(self.world_size):

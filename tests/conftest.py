@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.forkserver import ensure_running
 
 import pytest
@@ -10,7 +11,20 @@ from hypothesis import HealthCheck, settings
 
 from tests.cluster import Cluster
 
-if not torch.cuda.is_available():  # kernels are made for Triton's interpreter, when it is imported
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+# The CPU stack is tested on CPU, also on a machine with GPUs and if its torch is a CUDA build:
+# FBGEMM has no kernels for them there.  Nobody has asked for GPUs yet.
+if _is_installed("fbgemm-gpu-cpu"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Kernels are made for Triton's interpreter, or for the GPU, when they are imported.
+if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(

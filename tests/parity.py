@@ -9,6 +9,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedTensor
 
 from tests.case import Case, Table, batch, coefficients, local_device, prefix, sharded
+from tests.emulated_cuda import is_emulated
 from tests.reference import Run, unsharded_run
 
 UNIT_ROUNDOFF = 2.0**-24
@@ -99,6 +100,22 @@ def close(got: torch.Tensor, want: torch.Tensor, bound: Bound, what: str) -> Non
     error = (got - want).abs()
     worst = float(error.max()) if error.numel() else 0.0
     assert bool((error <= bound).all()), f"{what}: off by {worst}, bound {bound}"
+
+
+def same_sums(got: torch.Tensor, want: torch.Tensor, what: object = "") -> None:
+    """Compares the results of two runs of the same sums, to the last bit.
+
+    A GPU adds up the gradients of a row in the order in which programs come to it, so two runs on a
+    real one are apart by roundings, which a few steps make larger.
+    """
+    if got.is_cuda and not is_emulated():
+        within_roundings(got, want, what)
+    else:
+        assert torch.equal(got, want), what
+
+
+def within_roundings(got: torch.Tensor, want: torch.Tensor, what: object = "") -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=lambda m: f"{what}: {m}")
 
 
 def uses_half(case: Case) -> bool:

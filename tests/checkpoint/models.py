@@ -12,7 +12,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from fusedrec_torchrec.core.all_ranks import gather_from_all_ranks
-from tests.case import Case, Table, prefix, sharded
+from tests.case import Case, Table, local_device, prefix, sharded
 from tests.parity import local_parts, train_step
 
 TABLES = (
@@ -61,7 +61,7 @@ def whole_weights(case: Case, model: DistributedModelParallel) -> dict[str, torc
     """Returns the weights of all ranks, by table; the same on every rank."""
     state = model.state_dict()
     return {
-        t.name: _whole(state.get(f"sparse.{prefix(case)}.{t.name}.weight"), (t.rows, t.dim))
+        t.name: _whole(case, state.get(f"sparse.{prefix(case)}.{t.name}.weight"), (t.rows, t.dim))
         for t in case.tables
     }
 
@@ -79,16 +79,15 @@ def whole_states(case: Case, optimizer: KeyedOptimizer) -> dict[str, torch.Tenso
         {name: tuple(value.size()) for name, value in mine.items()}
     ):
         sizes.update(of_rank)
-    return {name: _whole(mine.get(name), sizes[name]) for name in sorted(sizes)}
+    return {name: _whole(case, mine.get(name), sizes[name]) for name in sorted(sizes)}
 
 
-def _whole(value: Any, size: tuple[int, ...]) -> torch.Tensor:
-    mine = torch.zeros(size, dtype=torch.float64)
-    seen = torch.zeros(size, dtype=torch.float64)
+def _whole(case: Case, value: Any, size: tuple[int, ...]) -> torch.Tensor:
+    mine, seen = torch.zeros(2, *size, dtype=torch.float64, device=local_device(case))
     for where, part in [] if value is None else local_parts(value):
         mine[where] = part.detach().double()
         seen[where] = 1
     for tensor in (mine, seen):
         dist.all_reduce(tensor)
     assert bool((seen > 0).all())
-    return mine / seen
+    return (mine / seen).cpu()

@@ -21,6 +21,8 @@ from tests.grid.test_average import (
     one_step_late,
     overlapped,
 )
+from tests.grid.test_gradients import case_of as of_gradients
+from tests.grid.test_gradients import train_and_compare
 from tests.parity import train_step
 
 pytestmark = [
@@ -105,3 +107,32 @@ def with_and_without_kernels(case: Case) -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_kernels_average_what_torch_does(gpu_cluster: Cluster, every: int) -> None:
     gpu_cluster.run(with_and_without_kernels, case_of(LARGE, 90, sync_every=every))
+
+
+def shared_gradients(**settings: Any) -> Case:
+    """Replicas that share gradients: training as without groups."""
+    case = of_gradients(1, 2, **settings)
+    return dataclasses.replace(case, device="cuda")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("integers", [True, False], ids=["exact", "random"])
+def test_groups_that_share_gradients_train_as_the_unsharded_module(
+    gpu_cluster: Cluster, optimizer: str, integers: bool
+) -> None:
+    """Outputs, weights and optimizer state after several steps."""
+    gpu_cluster.run(train_and_compare, shared_gradients(optimizer=optimizer, integers=integers))
+
+
+@pytest.mark.parametrize("kind", ["ec", "weighted", "vbe", "owners pool"])
+def test_other_modules_of_groups_that_share_gradients(gpu_cluster: Cluster, kind: str) -> None:
+    sums = tuple(dataclasses.replace(t, pooling="sum", dim=8) for t in TABLES)
+    whole = tuple(dataclasses.replace(t, sharding="fused_table_wise") for t in TABLES)
+    kinds: dict[str, dict[str, Any]] = {
+        "ec": {"kind": "ec", "tables": sums},
+        "weighted": {"weighted": True, "tables": sums},
+        "vbe": {"vbe": True},
+        "owners pool": {"tables": whole, "repeated": True},
+    }
+    case = shared_gradients(optimizer="rowwise_adagrad")
+    gpu_cluster.run(train_and_compare, dataclasses.replace(case, **kinds[kind]))

@@ -9,7 +9,7 @@ from torchrec.distributed.types import ShardedTensor
 
 from fusedrec_torchrec.hot.rows import HotRows
 from tests.case import Case, sharded
-from tests.parity import check, train_step
+from tests.parity import check, same_sums, train_step
 from tests.reference import unsharded_run
 
 
@@ -55,7 +55,7 @@ def train_both(case: Case, learning_rates: tuple[float, ...] = ()) -> None:
             outputs.append(train_step(its_case, each, step, optimizer))
         same_on_all_ranks(replica_bits_in_flight(model))
         for name in outputs[0]:
-            assert torch.equal(outputs[0][name], outputs[1][name]), (step, name)
+            same_sums(outputs[0][name], outputs[1][name], (step, name))
     same(model.state_dict(), plain.state_dict())
     same(model.fused_optimizer.state_dict()["state"], plain.fused_optimizer.state_dict()["state"])
 
@@ -72,7 +72,9 @@ def replica_bits_in_flight(model: Any) -> list[torch.Tensor]:
 def train_and_compare(case: Case) -> None:
     """Against the unsharded run, and against fused training without hot rows.
 
-    Bit for bit but where an all-reduce sums more than two numbers in an order of its own.
+    Bit for bit but where an all-reduce sums more than two numbers in an order of its own, and on
+    real GPUs, where FBGEMM updates replicas by another kernel than tables.  Replicas of all ranks
+    are the same to the last bit everywhere.
     """
     bit_for_bit = case.integers or dist.get_world_size() <= 2
     run = unsharded_run(case, dist.get_world_size())
@@ -85,7 +87,8 @@ def train_and_compare(case: Case) -> None:
         same_on_all_ranks(replica_bits(model))
         want = train_step(plain_case, plain, step)
         for name, output in outputs[-1].items():
-            assert not bit_for_bit or torch.equal(output, want[name]), (step, name)
+            if bit_for_bit:
+                same_sums(output, want[name], (step, name))
     # The optimizer first: it must not need the model's state dict to be right.
     states = [each.fused_optimizer.state_dict()["state"] for each in (model, plain)]
     if bit_for_bit:
@@ -102,6 +105,7 @@ def same(got: object, want: object) -> None:
     elif isinstance(want, ShardedTensor):
         assert isinstance(got, ShardedTensor)
         for one, other in zip(got.local_shards(), want.local_shards(), strict=True):
-            assert torch.equal(one.tensor, other.tensor)
+            same_sums(one.tensor, other.tensor)
     elif isinstance(want, torch.Tensor):
-        assert isinstance(got, torch.Tensor) and torch.equal(got, want)
+        assert isinstance(got, torch.Tensor)
+        same_sums(got, want)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from fusedrec_torchrec.core import native
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import bags as kernels
 from fusedrec_torchrec.exchange.device_bags import _Cells
+from tests.core.gpu.device import kernels_of
+
+kernels = kernels_of("bags")
 
 EXAMPLES = settings(max_examples=25, deadline=None)
 NEEDS_NATIVE = pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
@@ -310,15 +312,21 @@ def test_bags_are_equal_if_the_bits_of_their_weights_are(weights: list[float], u
     assert int(got.counts[0, 0]) == units
 
 
-def test_bags_stay_apart_where_all_hashes_collide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel that inserts is given hashes that are all the same."""
+@pytest.mark.parametrize("hash_", [0, -1], ids=["first place", "last place"])
+def test_bags_stay_apart_where_all_hashes_collide(
+    hash_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel that inserts is given hashes that are all the same.
+
+    From the last place of the table a search goes on at the first one.
+    """
     hash_bags = kernels._hash_bags
 
     class Same:
         def __getitem__(self, grid: Any) -> Any:
             def run(*args: Any, **constants: Any) -> None:
                 hash_bags[grid](*args, **constants)
-                args[6].zero_()  # the hashes
+                args[6].fill_(hash_)  # the hashes
 
             return run
 

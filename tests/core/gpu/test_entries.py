@@ -14,7 +14,9 @@ from fusedrec_torchrec.codecs.codec import Entries
 from fusedrec_torchrec.codecs.dct import DctCodec, relative_to_largest
 from fusedrec_torchrec.codecs.numbers import NumberCodec
 from fusedrec_torchrec.core import native
-from fusedrec_torchrec.core.gpu import entries
+from tests.core.gpu.device import kernels_of
+
+entries = kernels_of("entries")
 
 
 def check(

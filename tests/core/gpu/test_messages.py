@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from fusedrec_torchrec.core import native
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import checks, messages
 from fusedrec_torchrec.exchange.capacity import Capacity
 from fusedrec_torchrec.exchange.options import ExchangeOptions
+from tests.core.gpu.device import kernels_of
+
+checks, messages = kernels_of("checks"), kernels_of("messages")
 
 EXAMPLES = settings(max_examples=30, deadline=None)
 COUNTS = st.integers(1, 3).flatmap(
@@ -93,6 +95,45 @@ def test_headers_are_written_and_read(
         *words,
         *statuses.tolist(),
     ]
+
+
+@EXAMPLES
+@given(st.data(), st.booleans(), st.integers(0, 60), st.booleans())
+def test_headers_of_rows_and_bags_with_replicas(
+    data: st.DataObject, replicas: bool, capacity: int, stale: bool
+) -> None:
+    """Buckets of rows come first, then those of bags, then the ids of these."""
+    ranks, words_per_id = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2]))
+    row_buckets = data.draw(st.integers(1 if replicas else 0, 3))
+    bag_buckets = data.draw(st.integers(0 if row_buckets else 1, 3))
+    numbers = st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks)
+    units = [data.draw(numbers) for _ in range(row_buckets + bag_buckets)]
+    ids = [data.draw(numbers) for _ in range(bag_buckets)]
+    of_replicas = [data.draw(st.integers(0, 9)) for _ in range(row_buckets)]
+    counts = [*units, *ids]
+    words = [
+        sum(row[r] for row in units) + words_per_id * sum(row[r] for row in ids)
+        for r in range(ranks)
+    ]
+    if replicas:
+        behind = [*of_replicas, *[0] * (2 * bag_buckets)]
+        counts = [[*row, more] for row, more in zip(counts, behind, strict=True)]
+    header = 3 + len(counts) + (1 + row_buckets if replicas else 0)
+    sent = torch.full((ranks, header + capacity), -7, dtype=torch.int32)
+    counts_HO, rule = torch.tensor(counts), Capacity(ExchangeOptions())
+    of_bags = (bag_buckets, words_per_id)
+    messages.write_headers(
+        [torch.tensor(False)], counts_HO, sent, capacity, *rule.rule, stale, *of_bags
+    )
+    for rank, line in enumerate(sent.tolist()):
+        want = [0, rule.wanted(max(words)), int(max(words) > capacity)]
+        want += [row[rank] for row in counts]
+        want += [int(stale), *of_replicas] if replicas else []
+        assert line == want + [-7] * capacity
+    nobody = torch.empty(0, dtype=torch.int32)
+    read = messages.collect_headers(sent, header, counts_HO, nobody, *of_bags).tolist()
+    own = counts_HO[: row_buckets + bag_buckets].t().flatten().tolist()
+    assert read == [*sent[:, :header].flatten().tolist(), *own, *words]
 
 
 @pytest.mark.parametrize(

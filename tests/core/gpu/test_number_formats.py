@@ -13,7 +13,10 @@ from triton.runtime import interpreter
 
 from fusedrec_torchrec.codecs.options import CodecOptions
 from fusedrec_torchrec.codecs.wire import Wire, build
-from fusedrec_torchrec.core.gpu import FORMATS, number_formats
+from fusedrec_torchrec.core.gpu import FORMATS
+from tests.core.gpu.device import kernels_of
+
+number_formats = kernels_of("number_formats")
 
 KINDS = ("fp32", "fp16", "bf16", "int8", "fp16 scaled", "bf16 scaled")
 

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import positions as kernels
+from tests.core.gpu.device import kernels_of
+
+kernels = kernels_of("positions")
 
 EXAMPLES = settings(max_examples=25, deadline=None)
 

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu.replica_sums import sum_replicas
+from tests.core.gpu.device import kernels_of
+
+sum_replicas = kernels_of("replica_sums").sum_replicas
 
 
 def check(

@@ -8,8 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import row_gradients, row_numbers, segments
+from fusedrec_torchrec.core.gpu import segments
+from tests.core.gpu.device import kernels_of
 from tests.core.gpu.test_slot_sums import Batch, batches
+
+row_gradients, row_numbers = kernels_of("row_gradients"), kernels_of("row_numbers")
 
 LEFT = 7.0  # what is in memory before
 

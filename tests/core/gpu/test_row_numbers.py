@@ -13,8 +13,10 @@ from fusedrec_torchrec.core import native
 from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import row_numbers
 from fusedrec_torchrec.core.gpu.segments import FEW, PIECE, most_pieces
+from tests.core.gpu.device import kernels_of
+
+row_numbers = kernels_of("row_numbers")
 
 EXAMPLES = settings(max_examples=25, deadline=None)
 
@@ -39,9 +41,9 @@ class Batch:
             self.part_starts, hot, self.slot_ends, 0,
         )  # fmt: skip
 
-    def of_batch(self) -> tuple[Any, ...]:
+    def of_batch(self, hot: torch.Tensor | None = None) -> tuple[Any, ...]:
         """What ``number_batch_rows`` wants but ids and offsets."""
-        return self.batch, self.rows, None, self.starts, self.shifts, self.part_starts, None
+        return self.batch, self.rows, None, self.starts, self.shifts, self.part_starts, hot
 
 
 def make(
@@ -91,12 +93,16 @@ def keys_of(batch: Batch) -> torch.Tensor:
     return ids + batch.shifts[slot, owner]
 
 
+def hot_table(batch: Batch, hot: dict[int, int]) -> torch.Tensor:
+    """The hash table that finds the keys of replicas."""
+    pairs = torch.tensor(sorted(hot.items()), dtype=batch.part_starts.dtype).view(-1, 2)
+    table: torch.Tensor = torch.ops.fusedrec.hot_table(*(x.contiguous() for x in pairs.unbind(1)))
+    return table
+
+
 def check(batch: Batch, hot: dict[int, int] | None = None) -> None:
     """Every id finds its key again, unique keys are grouped by part, and each comes once."""
-    table = None
-    if hot is not None:
-        pairs = torch.tensor(sorted(hot.items()), dtype=batch.part_starts.dtype).view(-1, 2)
-        table = torch.ops.fusedrec.hot_table(pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+    table = None if hot is None else hot_table(batch, hot)
     keys_U, rows_N, offsets, counts_P, bad = row_numbers.number_rows(*batch.arguments(table))
     assert not offsets and not bool(bad) and bad.dtype == torch.bool and bad.dim() == 0
     wanted = keys_of(batch)
@@ -119,13 +125,14 @@ def check(batch: Batch, hot: dict[int, int] | None = None) -> None:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Batch:
+def batches(draw: st.DrawFn, one_bucket: bool = False) -> Batch:
     slots, samples = draw(st.integers(1, 5)), draw(st.integers(0, 5))
     rows = [draw(st.integers(1, 40)) for _ in range(slots)]
     bags = [
         [draw(st.lists(st.integers(0, n - 1), max_size=6)) for _ in range(samples)] for n in rows
     ]
     buckets = sorted({*draw(st.lists(st.integers(1, slots), max_size=2)), slots})
+    buckets = [slots] if one_bucket else buckets
     wide = draw(st.booleans())
     return make(
         bags, rows, buckets, draw(st.integers(1, 4)),
@@ -291,3 +298,49 @@ def test_keys_of_hot_rows_become_those_of_their_replicas() -> None:
     batch.part_starts = torch.tensor([0, 8, first, first + 4], dtype=torch.int32)
     check(batch, {int(keys_of(batch)[0]): first, int(keys_of(batch)[2]): first + 3})
     check(batch, {})
+
+
+@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+@EXAMPLES
+@given(batches(one_bucket=True), st.data())
+def test_hot_rows_of_a_batch_are_asked_of_their_replicas(batch: Batch, data: st.DataObject) -> None:
+    """What is behind the unique keys is the size of the key space, for whoever counts keys."""
+    if not batch.batch:
+        return
+    wanted, first = keys_of(batch), int(batch.part_starts[-1])
+    chosen = data.draw(st.sets(st.sampled_from([*wanted.tolist(), int(batch.part_starts[0])])))
+    hot = {key: first + place for place, key in enumerate(sorted(chosen))}
+    size = torch.tensor([first + len(hot)], dtype=batch.part_starts.dtype)
+    batch.part_starts = torch.cat([batch.part_starts, size])
+    wanted = torch.tensor([hot.get(key, key) for key in wanted.tolist()], dtype=torch.int64)
+    others = torch.tensor([5, 6], dtype=batch.ids.dtype)  # of other slots
+    keys_U, rows_N, counts_P, bad, *row_ids = row_numbers.number_batch_rows(
+        torch.cat([batch.ids, others]),
+        torch.tensor([0, *batch.lengths.tolist(), 2]).cumsum(0).int(),
+        *batch.of_batch(hot_table(batch, hot)),
+    )
+    unique, padding = keys_U[: int(counts_P.sum())].long(), keys_U[int(counts_P.sum()) :]
+    assert not bool(bad) and padding.tolist() == size.tolist() * padding.numel()
+    assert padding.numel() >= 2
+    assert sorted(unique.tolist()) == sorted(set(wanted.tolist()))
+    assert int(counts_P[-1]) == len(set(wanted.tolist()) & set(hot.values()))
+    assert (unique[rows_N[: batch.ids.numel()].long()] == wanted).all()
+    check_ids_of_rows(rows_N[: batch.ids.numel()], unique.numel(), *row_ids)
+
+
+@pytest.mark.parametrize("places", [1, 3, 64, 300])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_full_tables_and_their_ends(
+    places: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with a place for each distinct row: searches go on from its end to its beginning."""
+    monkeypatch.setattr(row_numbers, "places_for", lambda _: places)
+    drawn = torch.randperm(3 * places, generator=torch.Generator().manual_seed(places)) % places
+    batch = make([[drawn.tolist()]], [places], [1], 3, dtype)
+    check(batch)
+    keys_U, rows_N, counts_P, bad, *row_ids = row_numbers.number_batch_rows(
+        batch.ids, torch.tensor([0, 3 * places]), *batch.of_batch()
+    )
+    assert not bool(bad) and int(counts_P.sum()) == places
+    assert (keys_U[rows_N.long()] == keys_of(batch)).all()
+    check_ids_of_rows(rows_N, places, *row_ids)

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import slot_sums
+from tests.core.gpu.device import kernels_of
+
+slot_sums = kernels_of("slot_sums")
 
 
 @dataclass

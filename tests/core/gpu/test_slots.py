@@ -1,5 +1,7 @@
 """Batches slot after slot, and raw ids to rows: as torch has them."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,9 @@ from hypothesis import strategies as st
 from fusedrec_torchrec.exchange.hashing import hash_ids
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import slots as kernels
+from tests.core.gpu.device import kernels_of
+
+kernels = kernels_of("slots")
 
 EXAMPLES = settings(max_examples=25, deadline=None)
 IDS = {torch.int32: st.integers(0, 99), torch.int64: st.integers(-(1 << 62), 1 << 62)}
@@ -76,8 +80,8 @@ def test_nothing_is_overrun_if_lengths_are_wrong(
     ids[4:] = -77
     made: list[torch.Tensor] = []
 
-    def watched(size: int, dtype: torch.dtype = torch.float32, **_: object) -> torch.Tensor:
-        made.append(torch.full((size + 20,), -1, dtype=dtype))
+    def watched(size: int, **kwargs: Any) -> torch.Tensor:
+        made.append(torch.full((size + 20,), -1, **kwargs))
         return made[-1][:size]
 
     monkeypatch.setattr(torch, "empty", watched)

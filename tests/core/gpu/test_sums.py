@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import sums
+from tests.core.gpu.device import kernels_of
+
+sums = kernels_of("sums")
 
 Case = dict[str, Any]
 

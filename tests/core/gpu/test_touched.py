@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-from fusedrec_torchrec.core.gpu import touched
+from tests.core.gpu.device import kernels_of
+
+touched = kernels_of("touched")
 
 
 def counts_up_to(rows: torch.Tensor, ends: torch.Tensor) -> list[int]:

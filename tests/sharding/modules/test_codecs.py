@@ -17,7 +17,16 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.codecs.dct import DctCodec
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
-from tests.case import Case, Table, batch, initial_weight, prefix, sharded, unsharded
+from tests.case import (
+    Case,
+    Table,
+    batch,
+    initial_weight,
+    local_device,
+    prefix,
+    sharded,
+    unsharded,
+)
 from tests.cluster import Cluster
 from tests.parity import (
     bound_of_sum,
@@ -219,11 +228,11 @@ def only_the_largest(case: Case, density: float, values: Any) -> None:
     table, weight = case.tables[0], initial_weight(case, 0)
     codec = fused.wires[0].codecs[0]
     assert isinstance(codec, DctCodec)
-    own = codec.threshold.state()[:1].float()
-    taus = [torch.empty(1) for _ in range(world)]
+    own = codec.threshold.state()[:1].float().to(local_device(case))
+    taus = [torch.empty_like(own) for _ in range(world)]
     dist.all_gather(taus, own)
     owner = torch.arange(table.rows) // -(-table.rows // world)
-    travels = weight.abs() >= torch.cat(taus)[owner][:, None]
+    travels = weight.abs() >= torch.cat(taus).cpu()[owner][:, None]
     seen = torch.where(travels, weight, 0.0)
     if values == "bf16":
         seen = seen.bfloat16().float()
@@ -232,14 +241,14 @@ def only_the_largest(case: Case, density: float, values: Any) -> None:
         dict(reference.named_parameters())[f"{prefix(case)}.{table.name}.weight"].copy_(seen)
         want = reference(batch(case, 0, rank)).to_dict()
     for name in want:
-        assert torch.allclose(got[name], want[name], atol=1e-5), name
+        assert torch.allclose(got[name].cpu(), want[name], atol=1e-5), name
     # Where an entry travelled, the update is that of training without a codec.
     run = unsharded_run(dataclasses.replace(case, steps=1), world)
     key = f"sparse.{prefix(case)}.{table.name}.weight"
     for where, part in local_parts(model.state_dict()[key]):
         expected = torch.where(travels, run.weights[table.name], weight)[where]
-        assert torch.allclose(part, expected, atol=1e-5)
-        assert not torch.equal(part, weight[where])
+        assert torch.allclose(part.cpu(), expected, atol=1e-5)
+        assert not torch.equal(part.cpu(), weight[where])
 
 
 @pytest.mark.parametrize("values", ["fp32", "bf16"])

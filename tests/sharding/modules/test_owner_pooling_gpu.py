@@ -100,22 +100,6 @@ def test_beside_hot_rows(gpu_cluster: Cluster, options: fr.HotOptions | None) ->
     gpu_cluster.run(train_and_compare, case)
 
 
-def without_kernels(case: Case) -> None:
-    """Where sums are to be the same in every run, torch's own operators do it."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        run_and_check(case)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_without_kernels(gpu_cluster: Cluster, weighted: bool) -> None:
-    tables = SUMS if weighted else MIX
-    case = on_gpus(gpu_cluster, tables=tables, weighted=weighted, repeated=True)
-    gpu_cluster.run(without_kernels, case)
-
-
 @pytest.mark.parametrize("name", ["TrainPipelineSparseDist", "TrainPipelineFusedSparseDist"])
 def test_pipelines_with_streams(gpu_cluster: Cluster, name: str) -> None:
     case = on_gpus(gpu_cluster, batch_sizes=(6, 6), optimizer="adagrad", integers=False)
