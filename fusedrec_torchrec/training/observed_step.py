@@ -98,5 +98,7 @@ def of_all_ranks(
         record["bytes_sent_by_rank"] = [round(sent) for _, sent in by_rank]
     if any(seconds.get(name) for name in STAGES):
         ms = {name: 1e3 * t / len(by_rank) for name, t in zip(TIMES, totals, strict=True)}
-        record["stage_ms"] = {name: round(value, 4) for name, value in ms.items() if value}
+        record["stage_ms"] = {
+            name: round(value, 4) for name, value in ms.items() if value or name == "data"
+        }
     return quality, record

@@ -33,7 +33,8 @@ def test_records_have_stages_and_the_load_of_every_rank(cluster_2: Cluster, tmp_
         assert record["bytes_sent_by_rank"][0] == record["bytes_sent_per_step"]  # of the first rank
         stages = record["stage_ms"]
         assert {"dedup", "ids", "lookup", "rows", "pooling", "gradients", "other"} <= set(stages)
-        assert set(stages) <= set(TIMES) and min(stages.values()) > 0
+        assert set(stages) <= set(TIMES) and min(stages.values()) >= 0
+        assert list(stages) == [name for name in TIMES if name in stages]  # in the order of a step
 
 
 @pytest.mark.parametrize("sharding", ["fused_table_wise", "table_wise", "row_wise"])
@@ -81,7 +82,7 @@ def test_numbers_of_all_ranks_come_with_the_collective_of_the_metrics(cluster_2:
         assert record == {
             "rows_looked_up_by_rank": [10, 20],
             "bytes_sent_by_rank": [5, 6],
-            "stage_ms": {"lookup": pytest.approx(1.5)},
+            "stage_ms": {"lookup": pytest.approx(1.5), "data": 0.0},
         }
 
 
