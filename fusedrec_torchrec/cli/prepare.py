@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.training.data.prepare_options import (
     DENSE_TRANSFORMS,
@@ -14,14 +16,23 @@ from fusedrec_torchrec.training.data.vocabulary import RESERVED
 
 __all__ = ["add_command"]
 
+EXAMPLES = {
+    "fusedrec prepare train.txt --output prepared --quiet": "Prepares a file as it is.",
+    "fusedrec prepare train.txt --output frequent --min-count 3 --on-bad-line skip": "Gives rare "
+    "values one row in common, and leaves malformed lines out.",
+}
+
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "prepare",
-        help="turn Criteo text files into parquet that trains at full speed",
-        description="Streams text files into parquet, in bounded memory.  A run that was stopped "
-        "or failed goes on where it was; with other text or settings it begins anew.",
+        purpose="Streams text files in Criteo's format into parquet, in bounded memory: values "
+        "become rows of tables, and training reads them at full speed.  A run that was stopped or "
+        "failed goes on where it was; with other text or settings it begins anew.",
+        examples=EXAMPLES,
+        read_on="docs/data.md",
     )
     parser.add_argument("files", nargs="+", help="text files, plain or .gz, or folders of them")
     parser.add_argument("--output", required=True, help="folder for the prepared data")
@@ -57,6 +68,7 @@ def add_command(commands: Any) -> None:
         help="about what counting a column's values may use (default %(default)s)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
     from fusedrec_torchrec.training.data.prepare import prepare
-    from fusedrec_torchrec.training.data.summary import print_prepared
+    from fusedrec_torchrec.training.data.summary import prepared_figures, print_prepared
 
     data = prepare(
         arguments.files,
@@ -80,4 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
         progress=not arguments.quiet,
         spelling=as_flag,
     )
-    print_prepared(data)
+    if arguments.json:
+        print_json(prepared_figures(data))
+    else:
+        print_prepared(data)
