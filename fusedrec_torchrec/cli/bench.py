@@ -26,8 +26,8 @@ from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 __all__ = ["add_command"]
 
 EXAMPLES = {
-    "fusedrec bench --set workloads.0.batch_size=512 --set pairs=5 --output runs/small": "Measures "
-    "a small generated workload, a minute.",
+    "fusedrec bench --set pairs=5 --set systems=[fused_row_wise,row_wise] --output runs/small": ""
+    "Measures two systems on a small generated workload, a minute.",
     "fusedrec bench benchmarks/quick.yaml --data train.txt --output runs/quick": "Measures on ids "
     "of Criteo data, five minutes.",
     "fusedrec bench runs/small": "Shows again what was measured.",
