@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from fusedrec_torchrec.bench.suite import SuiteConfig
-from fusedrec_torchrec.cli.main import _parser, main
+from fusedrec_torchrec.cli.main import main, parser_of
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
 from tests.cli.command import ROOT, python
@@ -87,7 +87,7 @@ ALL_COMMANDS = [command for document in DOCUMENTS for command in commands(docume
 @pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c.startswith("fusedrec ")])
 def test_commands_exist(command: str) -> None:
     """With their options; those of the README are run below, the others in ``make test-all``."""
-    _parser().parse_args(shlex.split(command)[1:])
+    parser_of().parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def run_command(
     while re.match("[A-Z_]+=", words[0]):  # environment variables
         del words[0]
     if words[:2] == ["fusedrec", "bench"]:  # too long a run; tests/bench has short ones
-        suite = _parser().parse_args(words[1:]).suite
+        suite = parser_of().parse_args(words[1:]).suite
         assert from_mapping(SuiteConfig, load_yaml(ROOT / suite)).expanded(), command
         return
     if words[:2] == ["fusedrec", "calibrate"]:  # minutes; tests/planner has a short one
-        assert _parser().parse_args(words[1:]).ranks >= 2, command
+        assert parser_of().parse_args(words[1:]).ranks >= 2, command
         return
     if words[0] in NOT_HERE:
         named = [

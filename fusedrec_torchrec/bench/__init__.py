@@ -13,6 +13,7 @@ Files, in reading order:
   cost, where its time goes, and how evenly owners are asked;
 - ``statistics``, ``figures``: medians of paired ratios, and what the measurements say;
 - ``results``: the file of the figures;
-- ``report``, ``plots``, ``machine``: tables, plots, and what it was measured on;
+- ``report``, ``summary``, ``plots``, ``machine``: tables, the same for programs, plots, and what it
+  was measured on;
 - ``validate``: the planner's predictions against measurements.
 """

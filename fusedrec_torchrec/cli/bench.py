@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import print_report, tables
 from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.suite import SuiteConfig
-from fusedrec_torchrec.cli.settings import settings_help
+from fusedrec_torchrec.bench.summary import summary_of
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, with_overrides
 from fusedrec_torchrec.core.files import write_text
 from fusedrec_torchrec.training.data.file_names import MANIFEST
@@ -22,15 +25,27 @@ from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 
 __all__ = ["add_command"]
 
+EXAMPLES = {
+    "fusedrec bench --set pairs=5 --set systems=[fused_row_wise,row_wise] --output runs/small": ""
+    "Measures two systems on a small generated workload, a minute.",
+    "fusedrec bench benchmarks/quick.yaml --data train.txt --output runs/quick": "Measures on ids "
+    "of Criteo data, five minutes.",
+    "fusedrec bench runs/small": "Shows again what was measured.",
+    "fusedrec bench runs/small --json": "Prints the same for a program.",
+}
+
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "bench",
-        help="measure the fused sharding side by side with TorchRec's own",
-        description="Runs training steps of all systems in turn, with lower bounds, on real "
-        "processes; writes figures (results.json), tables (report.md) and plots (.png).",
-        **settings_help(SuiteConfig),
+        purpose="Runs training steps of all systems in turn, with lower bounds, on real processes; "
+        "writes figures (results.json), tables (report.md) and plots (.png).  Ratios are medians "
+        "of neighbours in time, so that a machine that is busy for a while does not decide.",
+        examples=EXAMPLES,
+        read_on="docs/performance.md",
+        settings=SuiteConfig,
     )
     parser.add_argument(
         "suite",
@@ -63,6 +78,7 @@ def add_command(commands: Any) -> None:
         "with what is measured (benchmarks/validate.yaml)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -91,7 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
                 suite, prepared, folder, arguments.only, progress=not arguments.quiet
             )
     workloads = [WorkloadFigures(result) for result in document["results"]]
-    print_report(document, workloads)
+    if arguments.json:
+        print_json(summary_of(document, workloads))
+    else:
+        print_report(document, workloads)
     if workloads:
         write_text(folder / "report.md", _markdown(document, workloads))
         files = draw(workloads, folder)
@@ -126,7 +145,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         suite.chosen(arguments.only)
     _check_data(arguments)
 
-    from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate
+    from fusedrec_torchrec.bench.validate import compare_again, print_validation, validate, verdict
 
     with tempfile.TemporaryDirectory() as scratch:
         prepared = _prepared(arguments, Path(scratch))
@@ -139,7 +158,11 @@ def _validate(arguments: argparse.Namespace) -> int:
     if not comparisons:
         print("fusedrec bench: nothing could be measured here", file=sys.stderr)
         return 1
-    print_validation(comparisons)
+    if arguments.json:
+        told = [asdict(comparison) for comparison in comparisons]
+        print_json({"comparisons": told, "verdict": verdict(comparisons)})
+    else:
+        print_validation(comparisons)
     return 0
 
 

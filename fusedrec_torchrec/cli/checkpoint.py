@@ -6,42 +6,104 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.checkpoint.file_names import FORMATS, check_is_checkpoint
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.sharding.plan_file import read_plan
 from fusedrec_torchrec.sharding.sharding_type import FUSED, SHARDINGS
 from fusedrec_torchrec.training.run_state import find_checkpoints
 
 __all__ = ["add_command"]
 
+READ_ON = "docs/checkpoints.md"
+LATEST = "runs/tiny/checkpoints/step_00000400"
+EXAMPLES = {
+    "fusedrec checkpoint inspect runs/tiny": "Shows the tables of a run's latest checkpoint.",
+    "fusedrec checkpoint verify runs/tiny": "Compares its files with their checksums.",
+    "fusedrec checkpoint export runs/tiny --output exported --tables country": "Writes a table as "
+    "safetensors.",
+}
+INSPECT_EXAMPLES = {
+    "fusedrec checkpoint inspect runs/tiny": "Shows the latest checkpoint of a run.",
+    f"fusedrec checkpoint inspect {LATEST} --json": "Prints one for a program.",
+}
+VERIFY_EXAMPLES = {
+    "fusedrec checkpoint verify runs/tiny": "Verifies the latest checkpoint of a run.",
+    f"fusedrec checkpoint verify {LATEST} --json": "Prints the answer for a program.",
+}
+CONVERT_EXAMPLES = {
+    "fusedrec checkpoint convert runs/tiny converted --sharding table_wise": "Makes it one of "
+    "whole tables.",
+    "fusedrec checkpoint convert runs/tiny for_eight --world-size 8 --table user=row_wise": "Makes "
+    "it one of eight ranks, with another sharding of one table.",
+}
+EXPORT_EXAMPLES = {
+    "fusedrec checkpoint export runs/tiny --output tables": "Writes all tables as safetensors.",
+    "fusedrec checkpoint export runs/tiny --output users --format parquet --tables user": "Writes "
+    "one table as Parquet.",
+}
+
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "checkpoint",
-        help="show, verify, convert or export a checkpoint",
-        description="Works on checkpoints of a run and on any that torch.distributed.checkpoint "
-        "has written of a TorchRec model. Where a checkpoint is asked for, the folder of a run "
-        "stands for its latest one.",
+        purpose="Works on checkpoints of a run and on any that torch.distributed.checkpoint has "
+        "written of a TorchRec model. Where a checkpoint is asked for, the folder of a run stands "
+        "for its latest one.",
+        examples=EXAMPLES,
+        read_on=READ_ON,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_inspect(actions)
+    _add_verify(actions)
+    _add_convert(actions)
+    _add_export(actions)
 
-    inspect = actions.add_parser("inspect", help="tables, sizes, types, shards, step")
-    inspect.add_argument("path", type=Path)
-    inspect.add_argument("--json", action="store_true", help="for programs")
+
+def _add_inspect(actions: Any) -> None:
+    inspect = add_parser(
+        actions,
+        "inspect",
+        summary="tables, sizes, types, shards, step",
+        purpose="Shows what a checkpoint holds: its step, its tables with sizes, types, shards and "
+        "optimizer states, and what else is in it.  It reads no weights.",
+        examples=INSPECT_EXAMPLES,
+        read_on=READ_ON,
+    )
+    _add_path(inspect)
+    add_json(inspect)
     inspect.set_defaults(run=_inspect)
 
-    check = actions.add_parser("verify", help="compare all files with their checksums")
-    check.add_argument("path", type=Path)
+
+def _add_verify(actions: Any) -> None:
+    check = add_parser(
+        actions,
+        "verify",
+        summary="compare all files with their checksums",
+        purpose="Reads all files of a checkpoint and compares them with the checksums that were "
+        "taken when it was written.  Exit code 1 if it is damaged.",
+        examples=VERIFY_EXAMPLES,
+        read_on=READ_ON,
+    )
+    _add_path(check)
     check.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_json(check)
     check.set_defaults(run=_verify)
 
-    change = actions.add_parser(
+
+def _add_convert(actions: Any) -> None:
+    change = add_parser(
+        actions,
         "convert",
-        help="write it as another sharding on another number of ranks would have",
-        description="For trainings that load with torch.distributed.checkpoint alone: names and "
-        "shapes of optimizer states become those of the sharding. fusedrec train and "
-        "load_checkpoint need no conversion.",
+        summary="write it as another sharding on another number of ranks would have",
+        purpose="For trainings that load with torch.distributed.checkpoint alone: names and shapes "
+        "of optimizer states become those of the sharding. fusedrec train and load_checkpoint need "
+        "no conversion.",
+        examples=CONVERT_EXAMPLES,
+        read_on=READ_ON,
     )
-    change.add_argument("path", type=Path)
+    _add_path(change)
     change.add_argument("target", type=Path, help="a new folder")
     change.add_argument("--world-size", type=int, help="ranks; as many as wrote it if not given")
     how = change.add_mutually_exclusive_group()
@@ -58,15 +120,31 @@ def add_command(commands: Any) -> None:
     change.add_argument("--quiet", action="store_true", help="no progress bar")
     change.set_defaults(run=_convert)
 
-    out = actions.add_parser("export", help="tables as safetensors or Parquet, for serving")
-    out.add_argument("path", type=Path)
+
+def _add_export(actions: Any) -> None:
+    out = add_parser(
+        actions,
+        "export",
+        summary="tables as safetensors or Parquet, for serving",
+        purpose="Writes each table of a checkpoint into a file of its own, whole, in a format that "
+        "serving and analysis can read.",
+        examples=EXPORT_EXAMPLES,
+        read_on=READ_ON,
+    )
+    _add_path(out)
     out.add_argument("--output", type=Path, required=True, help="folder, a file for each table")
-    out.add_argument("--format", choices=FORMATS, default="safetensors")
+    out.add_argument(
+        "--format", choices=FORMATS, default="safetensors", help="(default %(default)s)"
+    )
     out.add_argument("--tables", help="names with commas between; all tables if not given")
     out.add_argument("--optimizer", action="store_true", help="optimizer states, too")
     out.add_argument("--no-verify", action="store_true", help="does not compare checksums first")
     out.add_argument("--quiet", action="store_true", help="no progress bar")
     out.set_defaults(run=_export)
+
+
+def _add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, help="a checkpoint, or a run for its latest one")
 
 
 def _checkpoint(path: Path) -> Path:
@@ -85,9 +163,12 @@ def _checkpoint(path: Path) -> Path:
 def _inspect(arguments: argparse.Namespace) -> None:
     path = _checkpoint(arguments.path)
 
-    from fusedrec_torchrec.cli.checkpoint_actions import show_checkpoint, show_checkpoint_as_json
+    from fusedrec_torchrec.cli.checkpoint_actions import checkpoint_figures, show_checkpoint
 
-    (show_checkpoint_as_json if arguments.json else show_checkpoint)(path)
+    if arguments.json:
+        print_json(checkpoint_figures(path))
+    else:
+        show_checkpoint(path)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -95,7 +176,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     from fusedrec_torchrec.cli.checkpoint_actions import verify_checkpoint
 
-    return verify_checkpoint(path, arguments.quiet)
+    return verify_checkpoint(path, arguments.quiet, arguments.json)
 
 
 def _convert(arguments: argparse.Namespace) -> None:

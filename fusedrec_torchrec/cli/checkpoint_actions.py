@@ -1,6 +1,5 @@
 """The actions of ``fusedrec checkpoint``, which need torch; ``checkpoint`` has their arguments."""
 
-import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -13,32 +12,29 @@ from fusedrec_torchrec.checkpoint.contents import Contents
 from fusedrec_torchrec.checkpoint.convert import convert, plan_for
 from fusedrec_torchrec.checkpoint.export import export_table
 from fusedrec_torchrec.checkpoint.verify import verify
+from fusedrec_torchrec.cli.json_output import print_json
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.sharding.plan_file import PlanFile
 from fusedrec_torchrec.sharding.sharding_type import FUSED, FUSED_TYPES
 from fusedrec_torchrec.training.run_state import RUN_STATE, find_checkpoints, read_run_state
 
 __all__ = [
+    "checkpoint_figures",
     "convert_checkpoint",
     "export_checkpoint",
     "show_checkpoint",
-    "show_checkpoint_as_json",
     "verify_checkpoint",
 ]
 
 DAMAGED = 1
 
 
-def show_checkpoint_as_json(path: Path) -> None:
-    """Prints what a checkpoint holds, for programs.
+def checkpoint_figures(path: Path) -> dict[str, Any]:
+    """Returns what a checkpoint holds, for programs.
 
     Raises:
         ValueError: it is damaged.
     """
-    print(json.dumps(_described(path), indent=1))
-
-
-def _described(path: Path) -> dict[str, Any]:
     contents = Contents(path)
     manifest = contents.manifest
     return {
@@ -116,19 +112,30 @@ def show_checkpoint(path: Path) -> None:
     print(f"{len(others)} other tensors: {numbers:,} numbers, {human_bytes(size)}")
 
 
-def verify_checkpoint(path: Path, quiet: bool) -> int:
+def verify_checkpoint(path: Path, quiet: bool, as_json: bool) -> int:
     """Compares all files with their checksums, prints the answer and returns the exit code."""
     problems = _problems(path, quiet)
+    manifest = None if problems else Contents(path).manifest
+    if as_json:
+        print_json(
+            {
+                "path": path,
+                "whole": not problems,
+                "problems": problems,
+                "files_compared": 0 if manifest is None else len(manifest.files),
+                "before": _checkpoint_before(path),
+            }
+        )
+        return DAMAGED if problems else 0
     for problem in problems:
         print(problem)
     if problems:
         print(f"{path}: damaged{_before(path)}")
         return DAMAGED
-    contents = Contents(path)
-    if contents.manifest is None:
+    if manifest is None:
         print(f"{path}: readable; there are no checksums to compare")
     else:
-        print(f"{path}: {len(contents.manifest.files)} files are what was written")
+        print(f"{path}: {len(manifest.files)} files are what was written")
     return 0
 
 
@@ -223,10 +230,16 @@ def _problems(path: Path, quiet: bool) -> list[str]:
     return verify(path, lambda names: tqdm(names, unit="file", disable=quiet or None))
 
 
+def _checkpoint_before(path: Path) -> Path | None:
+    """Returns the checkpoint before this one, if there is one."""
+    earlier = [p for p in find_checkpoints(path.parent) if p.name < path.name]
+    return earlier[-1] if earlier else None
+
+
 def _before(path: Path) -> str:
     """Returns words about the checkpoint before this one, if there is one."""
-    earlier = [p for p in find_checkpoints(path.parent) if p.name < path.name]
-    return f"; the one before it is {earlier[-1]}" if earlier else ""
+    before = _checkpoint_before(path)
+    return "" if before is None else f"; the one before it is {before}"
 
 
 def _checked(path: Path, is_verified: bool, quiet: bool) -> Contents:

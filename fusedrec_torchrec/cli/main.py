@@ -9,11 +9,24 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from fusedrec_torchrec.cli.commands import COMMANDS, module_of
+from fusedrec_torchrec.cli.json_output import only_json
+from fusedrec_torchrec.cli.manual import ManualFormatter, epilog_of
 from fusedrec_torchrec.core.files import described
 
-__all__ = ["main"]
+__all__ = ["main", "parser_of"]
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+EXAMPLES = {
+    "fusedrec train --config configs/tiny.yaml --overwrite": "Train a small model in seconds.",
+    "fusedrec watch runs/tiny": "Look at its curves.",
+    "fusedrec doctor": "Examine this installation.",
+    "fusedrec train --help": "Read about one command and all of its settings.",
+}
+EXIT_CODES = (
+    "exit codes: 0 done; 1 a run failed, or a comparison found a difference; 2 wrong usage,\n"
+    "configuration, paths or data; 130 interrupted; 143 stopped by SIGTERM"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        return _run(arguments)
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as error:
         sys.exit(
             f"fusedrec needs {error.name}, which is not installed: "
@@ -30,10 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    parsed = _parser().parse_args(arguments)
+def _run(arguments: Sequence[str]) -> int:
+    # The arguments of other commands need not be known, which takes time.
+    named = next((word for word in arguments if not word.startswith("-")), "")
+    parsed = parser_of([named]).parse_args(arguments)
     try:
-        return int(parsed.run(parsed) or 0)
+        with only_json(getattr(parsed, "json", False)):
+            return int(parsed.run(parsed) or 0)
     except ValueError as error:
         print(f"fusedrec {parsed.command}: {error}", file=sys.stderr)
         return USAGE
@@ -48,32 +64,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    from fusedrec_torchrec.cli import (
-        bench,
-        calibrate,
-        checkpoint,
-        doctor,
-        inspect,
-        plan,
-        prepare,
-        profile,
-        separate,
-        simulate,
-        train,
-        version,
-    )
-
+def parser_of(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Returns the parser of the command line, with the arguments of these subcommands."""
     parser = argparse.ArgumentParser(
         prog="fusedrec",
-        description="Fused, deduplicated embedding sharding for TorchRec.",
-        epilog="Exit codes: 0 done, 1 a run failed, 2 wrong usage, configuration, paths or data, "
-        "130 interrupted.",
+        description="Fused, deduplicated embedding sharding for TorchRec: trains, watches, plans, "
+        "measures and examines.",
+        epilog=f"{epilog_of(EXAMPLES, 'README.md, docs/commands.md')}\n\n{EXIT_CODES}",
+        formatter_class=ManualFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    data, planning = (prepare, profile, separate), (plan, simulate, calibrate)
-    for module in (train, checkpoint, *data, *planning, bench, inspect, doctor, version):
-        module.add_command(commands)
+    for name, summary in COMMANDS.items():
+        if name in names:
+            module_of(name).add_command(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser
 
 

@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.cli.outputs import output_file
-from fusedrec_torchrec.cli.settings import settings_help
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.config import PlannerConfig, schema
 from fusedrec_torchrec.sharding.plan_diff import differences
@@ -17,21 +17,33 @@ from fusedrec_torchrec.training.planner_files import read_planner_files
 __all__ = ["add_command"]
 
 DIFFERENT = 1
+EXAMPLES = {
+    "fusedrec plan --config configs/planner/tiny.yaml --out plans/two.yaml": "Explains a plan, "
+    "and writes it for training.",
+    "fusedrec plan --config configs/planner/tiny.yaml --ranks 4 --quiet --out plans/4.yaml": "Is "
+    "silent, for more ranks.",
+    "fusedrec plan --config configs/planner/tiny.yaml --html plans/report.html": "Draws a report "
+    "for a browser.",
+    "fusedrec plan diff plans/two.yaml plans/two.yaml": "Shows what differs between two plans; "
+    "exit code 1 if anything does.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "plan",
-        help="decide how tables are sharded, and say why",
         usage="fusedrec plan --config FILE [options]\n"
         "       fusedrec plan diff A.yaml B.yaml\n"
         "       fusedrec plan schema",
-        description="Decides by a cost model how the tables of a model are sharded on a cluster, "
+        purpose="Decides by a cost model how the tables of a model are sharded on a cluster, "
         "explains it, and writes a plan file that training loads (plan: plan.yaml).  `plan diff` "
         "shows what is different between two plan files (exit code 1 if anything is), `plan "
         "schema` prints the JSON Schema of configuration files for editors.",
-        **settings_help(PlannerConfig),
+        examples=EXAMPLES,
+        read_on="docs/planner.md",
+        settings=PlannerConfig,
     )
     parser.add_argument("what", nargs="*", metavar="diff A B | schema", help=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, help="what to plan (configs/planner/*.yaml)")
@@ -48,13 +60,14 @@ def add_command(commands: Any) -> None:
         "--html", type=output_file, default=None, help="writes a report for a browser"
     )
     parser.add_argument("--quiet", action="store_true", help="explains nothing")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plans, or does what the words without a flag say."""
     if arguments.what:
-        return _other(arguments.what)
+        return _other(arguments.what, arguments.json)
     if arguments.config is None:
         raise ValueError("--config is missing: what to plan, such as configs/planner/tiny.yaml")
     overrides = list(arguments.set)
@@ -64,16 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     from fusedrec_torchrec.planner.fit_tables import unfit_tables
     from fusedrec_torchrec.planner.report.explain import Explanation, print_explanation
+    from fusedrec_torchrec.planner.report.figures import figures_of
     from fusedrec_torchrec.planner.write import write_decision
     from fusedrec_torchrec.training.planning import planning_of
 
     planning = planning_of(files, progress=not arguments.quiet)
     decision = planning.decide()
-    if not arguments.quiet or arguments.html is not None:
+    explains = not arguments.quiet and not arguments.json
+    if explains or arguments.json or arguments.html is not None:
         unfit = sorted(unfit_tables(planning.model, planning.sharders, planning.cluster.device))
         explanation = Explanation(decision, planning.config.search, unfit)
-        if not arguments.quiet:
+        if explains:
             print_explanation(explanation)
+        if arguments.json:
+            print_json(figures_of(explanation))
         if arguments.html is not None:
             from fusedrec_torchrec.planner.report.html_report import write_report
 
@@ -87,10 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _other(words: list[str]) -> int:
+def _other(words: list[str], as_json: bool) -> int:
     if words == ["schema"]:
-        json.dump(schema(), sys.stdout, indent=2)
-        print()
+        if as_json:
+            print_json(schema())
+        else:
+            print(json.dumps(schema(), indent=2))
         return 0
     if words[0] != "diff" or len(words) != 3:
         raise ValueError(
@@ -99,6 +118,10 @@ def _other(words: list[str]) -> int:
         )
     (first, _), (second, _) = (read_plan(Path(word)) for word in words[1:])
     rows = list(differences(first, second))
+    if as_json:
+        names = ("what", "first", "second")
+        print_json({"differences": [dict(zip(names, row, strict=True)) for row in rows]})
+        return DIFFERENT if rows else 0
     if not rows:
         print("no difference")
         return 0

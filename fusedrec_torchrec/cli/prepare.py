@@ -8,6 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file
 from fusedrec_torchrec.core.files import write_text
@@ -24,17 +26,27 @@ from fusedrec_torchrec.training.data.vocabulary import RESERVED
 __all__ = ["add_command"]
 
 COLUMNAR = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
+EXAMPLES = {
+    "fusedrec prepare train.txt --output prepared --quiet": "Prepares a file as it is.",
+    "fusedrec prepare clicks.csv --infer clicks.yaml --label clicked --quiet": "Looks at files with "
+    "columns of their own, and writes a configuration for them.",
+    "fusedrec prepare train.txt --output frequent --min-count 3 --on-bad-line skip": "Gives rare "
+    "values one row in common, and leaves malformed lines out.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "prepare",
-        help="turn Criteo text or files with other columns into parquet that trains at full speed",
-        description="Streams files into parquet, in bounded memory: text in Criteo's format (FILES "
+        purpose="Streams files into parquet, in bounded memory: text in Criteo's format (FILES "
         "--output FOLDER), or what data.table of a training configuration names (--config FILE), "
-        "which --infer suggests.  A run that was stopped or failed goes on where it was; with "
-        "other data or settings it begins anew.",
+        "which --infer suggests.  Values become rows of tables, and training reads them at full "
+        "speed.  A run that was stopped or failed goes on where it was; with other data or "
+        "settings it begins anew.",
+        examples=EXAMPLES,
+        read_on="docs/data.md",
     )
     parser.add_argument(
         "files", nargs="*", help="text files, plain, .gz or .zst, or folders of them; with --infer "
@@ -75,6 +87,7 @@ def add_command(commands: Any) -> None:
         help="about what counting a column's values may use (default %(default)s)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    add_json(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -135,7 +148,6 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
     from fusedrec_torchrec.training.data.prepare import prepare
-    from fusedrec_torchrec.training.data.summary import print_prepared
 
     data = prepare(
         arguments.files,
@@ -144,7 +156,16 @@ def run(arguments: argparse.Namespace) -> None:
         progress=not arguments.quiet,
         spelling=as_flag,
     )
-    print_prepared(data)
+    _show(data, arguments.json)
+
+
+def _show(data: Any, as_json: bool) -> None:
+    from fusedrec_torchrec.training.data.summary import prepared_figures, print_prepared
+
+    if as_json:
+        print_json(prepared_figures(data))
+    else:
+        print_prepared(data)
 
 
 def _prepare_configured(arguments: argparse.Namespace) -> None:
@@ -158,12 +179,11 @@ def _prepare_configured(arguments: argparse.Namespace) -> None:
         )
 
     from fusedrec_torchrec.training.data.prepared import PreparedData
-    from fusedrec_torchrec.training.data.summary import print_prepared
     from fusedrec_torchrec.training.source import open_source
 
     data = open_source(config, progress=not arguments.quiet)
     assert isinstance(data, PreparedData)
-    print_prepared(data)
+    _show(data, arguments.json)
 
 
 def _infer(arguments: argparse.Namespace) -> None:

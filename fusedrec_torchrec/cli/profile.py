@@ -1,7 +1,6 @@
 """``fusedrec profile`` shows how the rows of the tables are accessed."""
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -9,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fusedrec_torchrec.access.samples import Source
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.cli.numbers import whole
 from fusedrec_torchrec.cli.outputs import output_file, plot_file
-from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.core.files import naming
 from fusedrec_torchrec.sharding.optimizer_config import EMBEDDING_OPTIMIZERS
 from fusedrec_torchrec.training.arguments import load_config
 from fusedrec_torchrec.training.data.file_names import MANIFEST
@@ -21,15 +22,25 @@ from fusedrec_torchrec.training.data.spelling import as_flag
 __all__ = ["add_command"]
 
 FLOAT_BYTES = 4
+EXAMPLES = {
+    "fusedrec profile configs/tiny.yaml --samples 50000": "Shows the tables of a configuration.",
+    "fusedrec profile configs/tiny.yaml --samples 50000 --save access.npz --hot-set hot.npz "
+    "--hot-rows 2000": "Also picks hot rows, and keeps an access profile for the planner.",
+    "fusedrec profile configs/tiny.yaml --samples 50000 --json": "Prints the figures for a "
+    "program.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "profile",
-        help="show how the rows of the tables are accessed",
-        description="Counts accesses to all rows: distinct ids in a batch, the share of accesses "
-        "that the most used rows take, and the most used rows themselves.",
+        purpose="Counts accesses to all rows: distinct ids in a batch, the share of accesses that "
+        "the most used rows take, and the most used rows themselves.  It shows whether dedup and "
+        "hot rows pay, and writes the access profiles and hot sets that planner and training take.",
+        examples=EXAMPLES,
+        read_on="docs/data.md, docs/hot-rows.md",
     )
     parser.add_argument(
         "data",
@@ -48,9 +59,7 @@ def add_command(commands: Any) -> None:
         "--top", type=whole(0), default=3, help="most used rows to show of each table"
     )
     parser.add_argument("--plot", type=plot_file, default=None, help="draws coverage curves (.png)")
-    parser.add_argument(
-        "--json", type=output_file, default=None, help="writes the figures to a file"
-    )
+    add_json(parser)
     sampled = parser.add_argument_group("access profile and hot set, for training with hot rows")
     sampled.add_argument(
         "--save", type=output_file, default=None, help="writes an access profile (.npz)"
@@ -129,21 +138,23 @@ def _profile(arguments: argparse.Namespace, source: Source, writes: bool, hot_ro
     if sampled is None or not arguments.sample_only:
         result = profile(source, arguments.batch_size, arguments.samples, progress)
         figures = figures_of.accesses(result, arguments.top)
-        figures_of.print_accesses(result, figures)
+        if not arguments.json:
+            figures_of.print_accesses(result, figures)
     if sampled is not None:
         hot = figures_of.hot_set(sampled, hot_set, _row_bytes(arguments))
         if result is not None:
             hot |= figures_of.true_hot_set(hot_set, result, source)
         figures["hot_set"] = hot
-        figures_of.print_hot_set(hot)
+        if not arguments.json:
+            figures_of.print_hot_set(hot)
     if arguments.save is not None and sampled is not None:
         sampled.save(arguments.save)
         print(f"access profile: {arguments.save}")
     if arguments.hot_set is not None:
         hot_set.save(arguments.hot_set)
         print(f"hot set: {arguments.hot_set}")
-    if arguments.json is not None:
-        write_text(arguments.json, json.dumps(figures, indent=1))
+    if arguments.json:
+        print_json(figures)
     if arguments.plot is not None and result is not None:
         with naming(arguments.plot):
             draw_coverage(result, arguments.plot, sampled)

@@ -4,16 +4,27 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.cli.manual import add_parser
+
 __all__ = ["add_command"]
+
+EXAMPLES = {
+    "fusedrec profile prepared --hot-set hot.npz --hot-rows 2000 --sample-only": "Picks hot rows "
+    "first, by a sample.",
+    "fusedrec separate prepared --hot-set hot.npz --output separated": "Writes samples that need "
+    "no other rows first.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "separate",
-        help="sort prepared data into hot samples and others, once, before training",
-        description="Writes prepared data anew, with the samples first that need hot rows only, "
-        "for data.hot_batches.order: separated.",
+        purpose="Writes prepared data anew, with the samples first that need hot rows only, for "
+        "data.hot_batches.order: separated.  Batches of such samples need no exchange.",
+        examples=EXAMPLES,
+        read_on="docs/hot-rows.md",
     )
     parser.add_argument("data", type=Path, help="a folder of prepared data")
     parser.add_argument(

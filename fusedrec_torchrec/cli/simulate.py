@@ -1,44 +1,57 @@
 """``fusedrec simulate`` shows how systems scale, by the cost model."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
 from fusedrec_torchrec.cli.numbers import whole
-from fusedrec_torchrec.cli.outputs import output_file, plot_file
-from fusedrec_torchrec.core.files import naming, write_text
+from fusedrec_torchrec.cli.outputs import plot_file
+from fusedrec_torchrec.core.files import naming
 from fusedrec_torchrec.planner.config import SCALINGS
 from fusedrec_torchrec.training.planner_files import read_planner_files
 
 __all__ = ["add_command"]
 
 RANKS = "8,16,32,64,128,256,512,1024,2048,4096"
+EXAMPLES = {
+    "fusedrec simulate --config configs/planner/tiny.yaml --ranks 1,2": "Scales a small model.",
+    "fusedrec simulate --config configs/planner/large_dlrm.yaml --ranks 8,64,512 --batches 2 "
+    "--plot scaling.png": "Draws throughput over ranks of a cluster of GPUs.",
+    "fusedrec simulate --config configs/planner/large_dlrm.yaml --ranks 8,64 --scaling both "
+    "--batches 1 --json": "Prints weak and strong scaling for a program.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "simulate",
-        help="how systems scale to thousands of ranks, by the cost model",
-        description="Prices a training step of TorchRec's shardings, of dedup table by table, of "
-        "the fused exchange, with hot rows and in groups (2D), on clusters of many sizes; with "
-        "stragglers from sampled batches.",
+        purpose="Prices a training step of TorchRec's shardings, of dedup table by table, of the "
+        "fused exchange, with hot rows and in groups (2D), on clusters of many sizes; with "
+        "stragglers from sampled batches.  Nothing is run: figures are those of the cost model.",
+        examples=EXAMPLES,
+        read_on="docs/scaling.md, docs/planner.md",
     )
     parser.add_argument("--config", type=Path, required=True, help="configs/planner/*.yaml")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="overrides one"
     )
     parser.add_argument("--ranks", default=RANKS, help="sizes of the cluster (default %(default)s)")
-    parser.add_argument("--scaling", choices=[*SCALINGS, "both"], default="weak")
+    parser.add_argument(
+        "--scaling",
+        choices=[*SCALINGS, "both"],
+        default="weak",
+        help="as many samples for each rank, or as many in all (default %(default)s)",
+    )
     parser.add_argument("--batches", type=int, default=8, help="to sample (default %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of the sample")
     parser.add_argument("--plot", type=plot_file, default=None, help="draws throughput (.png)")
-    parser.add_argument(
-        "--json", type=output_file, default=None, help="writes the figures to a file"
-    )
+    add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
 
@@ -75,16 +88,15 @@ def run(arguments: argparse.Namespace) -> None:
             unit="point",
         )
     )
-    for scaling in scalings:
-        print_scaling(scaling, [point for point in points if point.scaling == scaling])
-    for path in (arguments.plot, arguments.json):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if arguments.json is not None:
-        figures = json.dumps([asdict(point) for point in points], indent=1)
-        write_text(arguments.json, figures + "\n")
-        print(f"figures: {arguments.json}")
+    if arguments.json:
+        print_json(
+            {"cluster": planning.cluster.name, "points": [asdict(point) for point in points]}
+        )
+    else:
+        for scaling in scalings:
+            print_scaling(scaling, [point for point in points if point.scaling == scaling])
     if arguments.plot is not None:
+        arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         with naming(arguments.plot):
             draw_scaling(arguments.plot, points, planning.cluster.name)
         print(f"plot: {arguments.plot}")

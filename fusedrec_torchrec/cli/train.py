@@ -4,22 +4,37 @@ import argparse
 import sys
 from typing import Any
 
-from fusedrec_torchrec.cli.settings import settings_help
+from fusedrec_torchrec.cli.json_output import add_json, print_json
+from fusedrec_torchrec.cli.manual import add_parser
+from fusedrec_torchrec.core.json_file import read_json
 from fusedrec_torchrec.training.arguments import add_arguments, load_config
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
+from fusedrec_torchrec.training.summary import SUMMARY
 
 __all__ = ["add_command"]
+
+EXAMPLES = {
+    "fusedrec train --config configs/tiny.yaml --overwrite": "Trains a small model in seconds.",
+    "fusedrec train --config configs/tiny.yaml --resume --set steps=420": "Goes on with that run.",
+    "fusedrec train --config configs/tiny.yaml --set sharding.type=table_wise --set steps=40 "
+    "--set logging.directory=runs/table_wise": "Trains with another sharding, elsewhere.",
+}
 
 
 def add_command(commands: Any) -> None:
     """Adds the subcommand and its arguments to those of ``fusedrec``."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "train",
-        help="train a DLRM as a configuration file says",
-        description="Trains a DLRM on the ranks that the configuration asks for.",
-        **settings_help(TrainConfig),
+        purpose="Trains a DLRM on the ranks that a configuration file asks for, of this machine or "
+        "of several, and leaves configuration, plan, records, curves and checkpoints in "
+        "logging.directory.  Mistakes in settings, paths and data are told before any rank starts.",
+        examples=EXAMPLES,
+        read_on="docs/training.md, docs/configuration.md",
+        settings=TrainConfig,
     )
     add_arguments(parser)
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -56,7 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_plan(config, source, device_type(config.launch))
     if one_machine and not folder_exists:
         check_folder()
-    return _launch(config.launch, arguments)
+    code = _launch(config.launch, arguments)
+    folder = config.logging.directory
+    if arguments.json and code == 0 and (folder / SUMMARY).is_file():  # on the first machine
+        print_json({"directory": folder, **read_json(folder, SUMMARY)})
+    return code
 
 
 def _launch(config: LaunchConfig, arguments: argparse.Namespace) -> int:

@@ -4,7 +4,9 @@ Files, in reading order:
 
 - ``findings``: what was looked at, with what result, and the one file that a user sends;
 - ``installation``: versions, operators, kernels, GPUs and how they reach each other;
+- ``machine``: compiler, backends, shared memory, file handles, and the file system that runs go to;
 - ``comparison``: what is trained, and how far from the unsharded module it may be;
-- ``rank``: one rank of it, in a process of its own;
+- ``benchmark``: a few timed steps beside TorchRec's;
+- ``rank``: one rank of both, in a process of its own;
 - ``examination``: all of it.
 """

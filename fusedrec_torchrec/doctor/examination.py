@@ -15,9 +15,11 @@ import torch
 from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.ranks import environment
 from fusedrec_torchrec.core.device import Device
+from fusedrec_torchrec.doctor.benchmark import BENCHMARK, judged
 from fusedrec_torchrec.doctor.comparison import COMPARISONS, Comparison, Tolerance
 from fusedrec_torchrec.doctor.findings import Finding, Findings, failed, good, skipped
 from fusedrec_torchrec.doctor.installation import installation
+from fusedrec_torchrec.doctor.machine import machine
 from fusedrec_torchrec.doctor.rank import result_file
 
 __all__ = ["examine", "ranks_of"]
@@ -40,28 +42,34 @@ def ranks_of(device: Device) -> int:
     return CPU_RANKS if device == "cpu" else torch.cuda.device_count()
 
 
-def examine(device: Device, timeout: float) -> Findings:
-    """Looks at everything; ranks that need longer than ``timeout`` seconds are ended."""
-    findings = list(installation(device))
-    findings += _computes(device, timeout)
-    machine: dict[str, Any] = describe_machine()
+def examine(device: Device, timeout: float, runs: Path) -> Findings:
+    """Looks at everything.
+
+    Args:
+        device: that is trained on.
+        timeout: seconds after which ranks are ended.
+        runs: folder that runs go to.
+    """
+    findings = [*installation(device), *machine(device, runs), *_computes(device, timeout)]
+    described: dict[str, Any] = describe_machine()
     # Names only: values may hold paths and names of hosts.
-    machine["variables"] = sorted(name for name in os.environ if name.startswith(SETTINGS))
-    return Findings(f"fusedrec doctor --device {device}", machine, findings)
+    described["variables"] = sorted(name for name in os.environ if name.startswith(SETTINGS))
+    return Findings(f"fusedrec doctor --device {device}", described, findings)
 
 
 def _computes(device: Device, timeout: float) -> Iterator[Finding]:
     """Yields a finding for each comparison, and one about the exchange between GPUs."""
     ranks = ranks_of(device)
     if device == "cuda" and not ranks:
-        for comparison in COMPARISONS:
-            yield skipped(comparison.name, "there is no GPU")
+        for name in (*(comparison.name for comparison in COMPARISONS), BENCHMARK):
+            yield skipped(name, "there is no GPU")
         return
     with tempfile.TemporaryDirectory() as folder:
         trouble = _run_ranks(Path(folder), device, ranks, timeout)
         answers = [_read(result_file(Path(folder), rank)) for rank in range(ranks)]
     for comparison in COMPARISONS:
         yield _judged(comparison, [one.get(comparison.name) for one in answers])
+    yield _judged_benchmark([one.get(BENCHMARK) for one in answers])
     if not trouble and not all(answers):
         trouble = "they ended without an answer"
     if trouble:
@@ -71,6 +79,18 @@ def _computes(device: Device, timeout: float) -> Iterator[Finding]:
         yield good("ranks", f"{ranks} ranks exchanged rows with {backend}")
     else:
         yield skipped("ranks", "there is one GPU only: nothing was exchanged between GPUs")
+
+
+def _judged_benchmark(answers: list[dict[str, Any] | None]) -> Finding:
+    told = [answer for answer in answers if answer is not None]
+    errors = [answer["error"] for answer in told if "error" in answer]
+    if errors:
+        return failed(BENCHMARK, _last_lines(errors[0]))
+    if len(told) < len(answers):
+        return skipped(
+            BENCHMARK, f"{len(answers) - len(told)} of {len(answers)} ranks did not get there"
+        )
+    return judged(told)
 
 
 def _judged(comparison: Comparison, answers: list[dict[str, Any] | None]) -> Finding:

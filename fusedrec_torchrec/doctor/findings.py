@@ -5,17 +5,20 @@ counted from the findings: nothing is called good if anything was skipped, or no
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fusedrec_torchrec.core.files import write_text
 
-__all__ = ["Finding", "Findings", "Outcome", "failed", "good", "read_findings", "skipped"]
+__all__ = [
+    *("Finding", "Findings", "Outcome", "failed", "good", "guarded", "read_findings", "skipped"),
+]
 
 Outcome = Literal["good", "failed", "skipped"]
 FENCE = "```"
+SUMMARY = "<details><summary>All of it, as JSON</summary>"
 VERSION = 1
 
 
@@ -49,6 +52,14 @@ def failed(name: str, detail: str, **figures: Any) -> Finding:
 def skipped(name: str, reason: str) -> Finding:
     """Returns what could not be looked at, and why."""
     return Finding(name, "skipped", reason)
+
+
+def guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    """Returns what a check finds; one that raises has failed, and the others are worth having."""
+    try:
+        return check()
+    except Exception as error:
+        return failed(name, f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -94,28 +105,31 @@ class Findings:
             if listed:
                 lines += ["", f"## {title}", ""]
                 lines += [line for finding in listed for line in _lines(finding)]
+        lines += ["", "## Machine", "", *(f"- {line}" for line in _described(self.machine))]
         return "\n".join(lines) + "\n"
 
-    def write(self, path: Path) -> None:
-        """Writes the text and, behind it, the same as JSON, into one file."""
-        document = {
+    def document(self) -> dict[str, Any]:
+        """Returns the report as programs read it."""
+        return {
             "version": VERSION,
             "title": self.title,
             "verdict": self.verdict,
             "machine": self.machine,
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+    def write(self, path: Path) -> None:
+        """Writes a page for an issue: the text and, folded behind it, the same as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = json.dumps(document, indent=1)
-        write_text(path, f"{self.text()}\n## All of it\n\n{FENCE}json\n{data}\n{FENCE}\n")
+        data = json.dumps(self.document(), indent=1)
+        folded = f"{SUMMARY}\n\n{FENCE}json\n{data}\n{FENCE}\n\n</details>\n"
+        write_text(path, f"{self.text()}\n{folded}")
 
 
 def read_findings(path: Path) -> Findings:
     """Returns what was written to a file."""
-    data = (
-        path.read_text(encoding="utf-8").rpartition(f"{FENCE}json\n")[2].removesuffix(f"{FENCE}\n")
-    )
-    document = json.loads(data)
+    data = path.read_text(encoding="utf-8").rpartition(f"{FENCE}json\n")[2]
+    document = json.loads(data.rpartition(f"\n{FENCE}")[0])
     findings = [Finding(**finding) for finding in document["findings"]]
     return Findings(document["title"], document["machine"], findings)
 
@@ -128,3 +142,14 @@ def _lines(finding: Finding) -> Iterable[str]:
         yield from ("", f"  {FENCE}text", *(f"  {line}" for line in others), f"  {FENCE}", "")
     for name, value in finding.figures.items():
         yield f"    - {name}: {value}"
+
+
+def _described(machine: dict[str, Any]) -> Iterable[str]:
+    """Yields a line for each thing that is known about a machine."""
+    for name, value in machine.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value))
+        if value not in (None, ""):
+            yield f"{name.replace('_', ' ')}: {value}"

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fusedrec_torchrec.core import gpu, native
 from fusedrec_torchrec.core.device import Device
-from fusedrec_torchrec.doctor.findings import Finding, failed, good, skipped
+from fusedrec_torchrec.doctor.findings import Finding, failed, good, guarded, skipped
 
 __all__ = ["LINES", "installation"]
 
@@ -29,7 +29,7 @@ def installation(device: Device) -> Iterator[Finding]:
         ("C++ operators", _native),
     ]
     for name, check in checks:
-        yield _guarded(name, check)
+        yield guarded(name, check)
     on_cuda: list[tuple[str, Callable[[], Finding]]] = [
         ("CUDA", _cuda),
         ("GPUs", _gpus),
@@ -38,14 +38,7 @@ def installation(device: Device) -> Iterator[Finding]:
         ("NCCL", _nccl),
     ]
     for name, check in on_cuda:
-        yield skipped(name, "--device is cpu") if device == "cpu" else _guarded(name, check)
-
-
-def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except Exception as error:  # whatever it is, the other checks are worth having
-        return failed(name, f"{type(error).__name__}: {error}")
+        yield skipped(name, "--device is cpu") if device == "cpu" else guarded(name, check)
 
 
 def _versions(device: Device) -> Finding:

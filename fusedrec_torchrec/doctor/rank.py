@@ -1,6 +1,6 @@
 """Runs one rank of the comparisons: ``python -m fusedrec_torchrec.doctor.rank FOLDER DEVICE``.
 
-What it finds goes into a file of the folder, comparison by comparison, so that what was finished
+What it finds goes into a file of the folder, one after another, so that what was finished
 before a rank hangs or dies is known.
 """
 
@@ -9,7 +9,9 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fusedrec_torchrec.core.files import write_json
+from fusedrec_torchrec.doctor.benchmark import BENCHMARK, timed_steps
 from fusedrec_torchrec.doctor.comparison import COMPARISONS, compare
 
 __all__ = ["main", "result_file"]
@@ -28,7 +31,7 @@ def result_file(folder: Path, rank: int) -> Path:
 
 
 def main(folder: Path, device_type: str) -> None:
-    """Makes all comparisons as one of the ranks."""
+    """Makes all comparisons as one of the ranks, and times a few steps."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -44,11 +47,14 @@ def main(folder: Path, device_type: str) -> None:
         timeout=timedelta(seconds=120),
     )
     answers: dict[str, Any] = {}
-    for comparison in COMPARISONS:
+    work: dict[str, Callable[[torch.device], dict[str, Any]]] = {
+        comparison.name: partial(compare, comparison) for comparison in COMPARISONS
+    }
+    for name, do in {**work, BENCHMARK: timed_steps}.items():
         try:
-            answers[comparison.name] = compare(comparison, device)
+            answers[name] = do(device)
         except Exception:
-            answers[comparison.name] = {"error": traceback.format_exc()}
+            answers[name] = {"error": traceback.format_exc()}
             write_json(result_file(folder, rank), answers)
             raise  # ranks are out of step now
         write_json(result_file(folder, rank), answers)

@@ -72,6 +72,12 @@ class FusedShardingContext(SequenceShardingContext):
             for units, ids in zip(self.counts_in, self.ids_in, strict=True)
         ]
 
+    def rows_in(self) -> int:
+        """Returns how many rows this rank is asked for, those of bags that it pools included."""
+        by_themselves = len(self.counts_in[0]) - len(self.ids_in[0])
+        rows = sum(sum(units[:by_themselves]) for units in self.counts_in)
+        return rows + sum(map(sum, self.ids_in))
+
     def words_in(self) -> list[int]:
         """Returns how many words each requester has sent."""
         return [sum(row) for row in self.segments_in()]

@@ -16,7 +16,8 @@ Files, in the order of a run:
 - ``loaders``: batches of the data for one rank;
 - ``model``, ``initialization``, ``optimizers``: the model, its first weights, its optimizers;
 - ``batch_reader``, ``bad_batches``: batches that cannot be read or must not be trained on;
-- ``metrics``, ``logs``: quality of predictions, and records of a run;
+- ``metrics``, ``logs``, ``observed_step``: quality of predictions, records of a run, and what one
+  step of each record was like;
 - ``checkpoint``: checkpoints of a run, whole or not there at all;
 - ``summary``: table and curves at the end;
 - ``from_python``: trains on batches or tables of a Python program;

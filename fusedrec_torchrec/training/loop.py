@@ -18,6 +18,7 @@ from tqdm import tqdm
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.checkpoint.save import SaveError
 from fusedrec_torchrec.codecs.dense_gradients import thresholds_of
+from fusedrec_torchrec.compat.lookups import lookups_of
 from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.core.config import to_mapping, to_yaml
@@ -31,9 +32,10 @@ from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import Checkpointer, load_state
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.loaders import eval_loader, first_rates, train_loader
-from fusedrec_torchrec.training.logs import RunLog, read_log
+from fusedrec_torchrec.training.logs import RunLog, Value, read_log
 from fusedrec_torchrec.training.metrics import ClickMetrics, ClickSums
 from fusedrec_torchrec.training.model import build_model, shard_model
+from fusedrec_torchrec.training.observed_step import ObservedStep, observing, of_all_ranks
 from fusedrec_torchrec.training.optimizers import build_optimizer, learning_rates, schedule_position
 from fusedrec_torchrec.training.run_state import RunState, read_run_state
 
@@ -45,12 +47,13 @@ COUNT_APART = 5
 
 @dataclass
 class _Window:
-    """Holds time and traffic since the last record."""
+    """Holds time and traffic since the last record, and what one step of them was like."""
 
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
     traffic: dict[str, float] = field(default_factory=dict)
+    observed: ObservedStep | None = None
 
 
 class Training:
@@ -83,6 +86,7 @@ class Training:
         torch.manual_seed(config.seed)
         unsharded = build_model(config.model, source, device)
         self.model, planned = shard_model(unsharded, config, source, device)
+        self._lookups = lookups_of(self.model)
         # Only fused tables hash: ids of others are rows, whatever the exchange's settings are.
         hashed = {
             name for _, fused in fused_tables_of(self.model) for name in fused.hashed_tables()
@@ -157,7 +161,7 @@ class Training:
         config = self._config
         stream = self._train_data.read(self.step, self.steps) if self.step < self.steps else None
         self._window = _Window()
-        self._next_count = 0
+        self._next_count = self._next_observation = 0
         self._started, self._trained, self._train_seconds = False, 0, 0.0
         with tqdm(
             total=self.steps,
@@ -214,12 +218,18 @@ class Training:
         while self.step < stop:
             # The pipeline starts two exchanges in a segment's first step and none in its last.
             typical = start < self.step < stop - 1
-            # A counted step tells nothing about speed, so not every step may be one.
-            rare = config.logging.log_every >= COUNT_APART or self.step >= self._next_count
-            count = typical and rare and not self._window.traffic
+            count = typical and not self._window.traffic and self._is_due(self._next_count)
+            observe = (
+                not count
+                and typical
+                and self._window.observed is None
+                and self._is_due(self._next_observation)
+            )
             if count:
                 self._next_count = self.step + COUNT_APART
-            self._step(segment, count)
+            elif observe:
+                self._next_observation = self.step + COUNT_APART
+            self._step(segment, count, observe)
             self.step += 1
             logs = self.step % config.logging.log_every == 0 or self.step == self.steps
             bar.update()
@@ -230,7 +240,14 @@ class Training:
             if every and (self.step % every == 0 or self.step == self.steps):
                 self._save()
 
-    def _step(self, segment: Iterator[Batch], count: bool) -> None:
+    def _is_due(self, step: int) -> bool:
+        """Returns whether a step may be looked at, which not every one may be.
+
+        A counted step tells nothing about speed.
+        """
+        return self._config.logging.log_every >= COUNT_APART or self.step >= step
+
+    def _step(self, segment: Iterator[Batch], count: bool, observe: bool) -> None:
         """Does one step; a counted one sees every operator, so it is left out of the throughput."""
         begun, waited = time.perf_counter(), self._train_data.waited
         skipped = self._bad_batches.skipped_steps
@@ -238,6 +255,11 @@ class Training:
             with CollectiveCounter() as counter:
                 _, logits, labels = self._pipeline.progress(segment)
             self._window.traffic = _traffic(counter)
+        elif observe:
+            with observing(self._lookups, self._device) as observed:
+                _, logits, labels = self._pipeline.progress(segment)
+            observed.waited_for_data(self._train_data.waited - waited)
+            self._window.observed = observed
         else:
             _, logits, labels = self._pipeline.progress(segment)
         if self._bad_batches.skipped_steps == skipped:
@@ -252,23 +274,25 @@ class Training:
         self._started = True  # the first step also starts readers and the pipeline
 
     def _record(self, bar: Any) -> None:
-        values = self._sums.compute()
+        window = self._window
+        quality, of_ranks = of_all_ranks(self._sums, window.observed, window.traffic)
         self._sums.reset()
-        if not values:  # all steps were skipped
-            values = {"log_loss": float("nan")}
-        elif not values["log_loss"] < float("inf"):  # also when it is NaN
+        if not quality:  # all steps were skipped
+            quality = {"log_loss": float("nan")}
+        elif not quality["log_loss"] < float("inf"):  # also when it is NaN
             raise ValueError(
-                f"the training loss is {values['log_loss']} at step {self.step}: lower the "
+                f"the training loss is {quality['log_loss']} at step {self.step}: lower the "
                 "learning rates (optimizer.embedding.learning_rate, "
                 "optimizer.dense.learning_rate) or look for bad values in the dense features"
             )
-        window = self._window
+        values: dict[str, Value] = {**quality}
         if window.seconds:
             values["samples_per_second"] = (
                 window.steps * self._config.data.batch_size / window.seconds
             )
             values["waiting_for_data"] = window.waited / window.seconds
         values |= window.traffic
+        values |= of_ranks
         used = [hot.used for hot in hot_rows_of(self.model)]
         if any(use.rows for use in used):
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
@@ -284,7 +308,7 @@ class Training:
         self._window = _Window()
         if self._log is not None:
             self._log.write(self.step, "train", values)
-        bar.set_postfix(loss=f"{values['log_loss']:.4f}", refresh=False)
+        bar.set_postfix(loss=f"{quality['log_loss']:.4f}", refresh=False)
 
     def _reconcile(self) -> None:
         """Makes groups and ranks equal that have learned alone for some steps."""

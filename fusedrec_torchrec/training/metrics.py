@@ -4,6 +4,7 @@ Sums follow ``torchrec.metrics.ne``, AUROC is torchmetrics' exact one.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -35,18 +36,34 @@ class ClickSums:
         """Returns the metrics over all ranks, which all must call it; empty without samples."""
         sums = self._sums.clone()
         dist.all_reduce(sums)
-        cross_entropy, samples, clicks, _, predicted = sums.tolist()
-        if not samples:
-            return {}
-        rate = clicks / samples
-        ne = compute_ne(sums[0], sums[1], sums[2], sums[3], ETA)
-        return {
-            # TorchRec's cross entropy is in bits, a log loss is usually in nats.
-            "log_loss": cross_entropy / samples * math.log(2),
-            "normalized_entropy": float(ne) if 0 < rate < 1 else math.nan,
-            "click_rate": rate,
-            "calibration": predicted / clicks if clicks else math.nan,
-        }
+        return _metrics(sums)
+
+    def compute_beside(
+        self, summed: Sequence[float], own: Sequence[float]
+    ) -> tuple[dict[str, float], list[float], list[list[float]]]:
+        """Returns the metrics and, from the same collective, other numbers of all ranks.
+
+        Args:
+            summed: numbers to add up over all ranks, as many on every rank.
+            own: numbers of this rank, for all to know, as many on every rank.
+
+        Returns:
+            The metrics, the sums, and ``own`` of every rank in rank order.
+        """
+        ranks, rank, size = dist.get_world_size(), dist.get_rank(), len(own)
+        slots = [0.0] * (ranks * size)
+        slots[rank * size : (rank + 1) * size] = own
+        beside = torch.tensor([*summed, *slots], dtype=self._sums.dtype)
+        sums = torch.cat([self._sums, beside.to(self._sums.device)])
+        dist.all_reduce(sums)
+        begin = len(self._sums)
+        numbers: list[float] = sums[begin:].tolist()
+        by_rank = numbers[len(summed) :]
+        return (
+            _metrics(sums[:begin]),
+            numbers[: len(summed)],
+            [by_rank[r * size : (r + 1) * size] for r in range(ranks)],
+        )
 
     def reset(self) -> None:
         """Begins anew."""
@@ -86,3 +103,19 @@ class ClickMetrics(ClickSums):
     def reset(self) -> None:
         super().reset()
         self._auc.reset()
+
+
+def _metrics(sums: torch.Tensor) -> dict[str, float]:
+    """Returns what the sums of all samples say; nothing without samples."""
+    cross_entropy, samples, clicks, _, predicted = sums.tolist()
+    if not samples:
+        return {}
+    rate = clicks / samples
+    ne = compute_ne(sums[0], sums[1], sums[2], sums[3], ETA)
+    return {
+        # TorchRec's cross entropy is in bits, a log loss is usually in nats.
+        "log_loss": cross_entropy / samples * math.log(2),
+        "normalized_entropy": float(ne) if 0 < rate < 1 else math.nan,
+        "click_rate": rate,
+        "calibration": predicted / clicks if clicks else math.nan,
+    }

@@ -9,11 +9,12 @@ from fusedrec_torchrec.core.terminal import human_bytes, print_table
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.logs import read_log
 
+SUMMARY = "summary.json"
 EXTRA = (
     *("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves"),
     *("rows_fewer_bytes", "gradients_fewer_bytes", "dense_gradients_fewer_bytes"),
 )
-__all__ = ["draw_curves", "report", "summarize"]
+__all__ = ["SUMMARY", "draw_curves", "report", "summarize"]
 
 
 def summarize(records: list[dict[str, Any]], result: dict[str, float]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def report(config: TrainConfig, result: dict[str, float]) -> None:
     folder = config.logging.directory
     records = read_log(folder)
     summary = summarize(records, result)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1))
     rows = [(key.replace("_", " "), _shown(key, value)) for key, value in summary.items()]
     if config.logging.plots:
         draw_curves(records, folder / "curves.png")

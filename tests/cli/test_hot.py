@@ -26,14 +26,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_profile_hot_set_and_separated_data(
     prepared: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    files = {name: str(tmp_path / name) for name in ("p.npz", "h.npz", "c.png", "f.json")}
+    files = {name: str(tmp_path / name) for name in ("p.npz", "h.npz", "c.png")}
     arguments = ["--share", "0.5", "--hot-rows", "250", "--batch-size", "500", "--quiet"]
     arguments += ["--plot", files["c.png"]]
-    arguments += ["--save", files["p.npz"], "--hot-set", files["h.npz"], "--json", files["f.json"]]
+    arguments += ["--save", files["p.npz"], "--hot-set", files["h.npz"]]
     assert main(["profile", str(prepared), *arguments]) == 0
     shown = capsys.readouterr().out
+    assert main(["profile", str(prepared), *arguments, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["hot_set"]
     profile, hot_set = AccessProfile.load(Path(files["p.npz"])), HotSet.load(Path(files["h.npz"]))
-    figures = json.loads(Path(files["f.json"]).read_text())["hot_set"]
     assert f"hot set, picked by {profile.samples} samples" in shown
     assert profile.samples == figures["samples"] == 6 * 256
     assert hot_set.rows == figures["rows"] == 250

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fusedrec_torchrec.cli.commands import COMMANDS
 from tests.cli.command import ROOT
+from tests.watch.runs import whole_run
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "matplotlib", "plotly", "pyarrow")
-COMMANDS = (
-    *("train", "checkpoint", "prepare", "profile", "separate", "plan", "simulate", "calibrate"),
-    *("bench", "inspect", "doctor", "version"),
-)
 # Runs command lines one after another in one process, which has imported nothing else before.
 SCRIPT = """
 import contextlib, io, json, sys
@@ -56,6 +54,22 @@ def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     answers = answered(commands, tmp_path)
     assert all(code == 0 and text.startswith("usage: fusedrec") for code, text in answers)
     assert all(f"\n    {name}" in answers[0][1] for name in COMMANDS)
+
+
+def test_the_list_of_commands_imports_none_of_them(tmp_path: Path) -> None:
+    """So it is there at once, whatever commands need."""
+    unneeded = (*HEAVY, "pydantic", "yaml", "numpy", "rich")
+    ((code, text),) = answered([["--help"]], tmp_path, unneeded)
+    assert code == 0 and all(f"\n    {name}" in text for name in COMMANDS)
+    others = ("fusedrec_torchrec.cli.train", "fusedrec_torchrec.cli.bench", *HEAVY)
+    answered([["--help"], ["version"]], tmp_path, others)
+
+
+def test_completion_and_watching_need_no_torch(tmp_path: Path) -> None:
+    run = whole_run(tmp_path / "run")
+    commands = [["completion", shell] for shell in ("bash", "zsh", "fish")]
+    commands += [["watch", str(run), "--once"], ["watch", str(run), "--json"]]
+    assert all(code == 0 and text for code, text in answered(commands, tmp_path))
 
 
 TINY, PLAN = str(ROOT / "configs" / "tiny.yaml"), str(ROOT / "configs" / "planner" / "tiny.yaml")
@@ -100,6 +114,7 @@ MISTAKES = [
     (["checkpoint", "convert", ".", "to", "--table", "x"], "--table is 'x', must be NAME=SHARDING"),
     (["profile", "no.yaml"], "configuration file no.yaml does not exist"),
     (["profile", TINY, "--save", "x.npz", "--hot-rows", "0"], "--hot-rows is 0, must be at least"),
+    (["watch", "no"], "no does not exist; it must be the folder of a run"),
     (["inspect", "no"], "no does not exist"),
     (["inspect", "no.npz"], "no.npz does not exist"),
     (["inspect", TINY], "tiny.yaml is no plan file"),
@@ -157,15 +172,18 @@ def test_a_folder_that_holds_a_run_is_refused_without_torch(tmp_path: Path) -> N
     assert "holds a run already: use --resume" in text and "nothing to resume" in resumed
 
 
-@pytest.mark.parametrize("module", ["pydantic", "torch"])
-def test_a_missing_package_is_named(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("pydantic", ["train", "--config", TINY]), ("torch", ["version", "--verbose"])],
+)
+def test_a_missing_package_is_named(module: str, command: list[str], tmp_path: Path) -> None:
     """Also where it is imported when the work begins only."""
     (tmp_path / "without.py").write_text(
         f"import sys\nsys.modules[{module!r}] = None\n"
         "from fusedrec_torchrec.cli.main import main\nmain(sys.argv[1:])\n"
     )
     done = subprocess.run(
-        [sys.executable, "without.py", "version", "--verbose"],
+        [sys.executable, "without.py", *command],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

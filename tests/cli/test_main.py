@@ -122,13 +122,14 @@ def test_prepare_profile_and_inspect(tmp_path: Path, capsys: Capture) -> None:
     assert main(["inspect", str(out)]) == 0
     assert "cat_25" in capsys.readouterr().out
 
-    plot, figures = tmp_path / "plot.png", tmp_path / "figures.json"
-    arguments = ["--batch-size", "100", "--plot", str(plot), "--json", str(figures), "--quiet"]
+    plot = tmp_path / "plot.png"
+    arguments = ["--batch-size", "100", "--plot", str(plot), "--quiet"]
     assert main(["profile", str(out), *arguments]) == 0
     shown = capsys.readouterr().out
     assert "accesses to 26 tables" in shown and "distinct ids in 100 samples" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(figures.read_text())
+    assert main(["profile", str(out), *arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["accesses"] == 900 * 26 and found["samples"] == 900
     ids = PreparedData.open(out).read(0, 900).ids.reshape(26, 9, 100)
     distinct = [[len(set(batch)) for batch in table] for table in ids.tolist()]
@@ -197,7 +198,6 @@ PLAN = str(ROOT / "configs" / "planner" / "tiny.yaml")
     [
         (["profile", TINY, "--plot", "."], "argument --plot: . is a folder, must be a file"),
         (["profile", TINY, "--plot", "x.foo"], "argument --plot: x.foo must end in one of .png"),
-        (["profile", TINY, "--json", "."], "argument --json: . is a folder"),
         (["profile", TINY, "--save", "."], "argument --save: . is a folder"),
         (["profile", TINY, "--hot-set", "."], "argument --hot-set: . is a folder"),
         (["profile", TINY, "--top", "-1"], "argument --top: it is '-1', must be a whole number"),
@@ -236,8 +236,8 @@ def test_mistakes_of_the_command_line_are_exit_code_2_before_the_work_begins(
 
 def test_paths_that_cannot_be_written_are_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
     config = str(ROOT / "configs" / "tiny.yaml")
-    target = str(tmp_path / "no" / "x.json")
-    assert main(["profile", config, "--samples", "5000", "--quiet", "--json", target]) == 2
+    target = str(tmp_path / "no" / "x.png")
+    assert main(["profile", config, "--samples", "5000", "--quiet", "--plot", target]) == 2
     assert capsys.readouterr().err == f"fusedrec profile: {target}: No such file or directory\n"
     text = write(tmp_path / "a.tsv", lines(10))
     assert main(["prepare", str(text), "--output", str(text), "--quiet"]) == 2

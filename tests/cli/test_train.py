@@ -29,9 +29,9 @@ def config(folder: Path, **changes: Any) -> Path:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     text = (folder / "run" / "metrics.jsonl").read_text()
-    timing = ("samples_per_second", "waiting_for_data")
+    one_step = ("samples_per_second", "waiting_for_data", "stage_ms", "_per_step", "_by_rank")
     return [
-        {k: v for k, v in json.loads(line).items() if k not in timing and "per_step" not in k}
+        {k: v for k, v in json.loads(line).items() if not k.endswith(one_step)}
         for line in text.splitlines()
     ]
 

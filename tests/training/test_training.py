@@ -20,7 +20,7 @@ from fusedrec_torchrec.training.source import open_source
 from tests.cluster import Cluster
 from tests.training.runs import CPU, small, train, whole_state
 
-TIMING = ("samples_per_second", "waiting_for_data")
+TIMING = ("samples_per_second", "waiting_for_data", "stage_ms")
 
 
 def log(folder: Path, traffic: bool = True) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def log(folder: Path, traffic: bool = True) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in record.items()
-            if key not in TIMING and (traffic or not key.endswith("_per_step"))
+            if key not in TIMING and (traffic or not key.endswith(("_per_step", "_by_rank")))
         }
         for record in records
     ]

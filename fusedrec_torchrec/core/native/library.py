@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["BuildError", "Library", "UnusableLibraryError", "identity"]
+__all__ = ["BuildError", "Library", "UnusableLibraryError", "compiler", "identity"]
 
 SOURCE = Path(__file__).with_name("ops.cpp")
 # No contraction: a * b + c is rounded twice, as in torch's operators.
@@ -143,7 +143,7 @@ def _abi() -> str:
     return f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     """Returns the compiler and its first arguments: ``CXX``, or what there is."""
     wanted = shlex.split(os.environ.get("CXX", ""))
     for name in wanted[:1] or COMPILERS:
@@ -162,7 +162,7 @@ def _compile(output: Path) -> None:
 
     torch_folder = Path(torch.__file__).parent
     command = [
-        *_compiler(),
+        *compiler(),
         *(*FLAGS, _abi(), f"-ffile-prefix-map={torch_folder}=torch"),
         *("-isystem", str(torch_folder / "include"), SOURCE.name),
         *(f"-L{torch_folder / 'lib'}", *LIBRARIES, "-o", str(output.absolute())),

@@ -45,7 +45,7 @@ from fusedrec_torchrec.access.row_classes import RowClasses
 from fusedrec_torchrec.access.synthetic import BagKind, SyntheticData, SyntheticTable
 from fusedrec_torchrec.core.config import from_mapping, load_yaml, to_yaml
 from fusedrec_torchrec.core.device import DEVICES
-from fusedrec_torchrec.core.files import write_text
+from fusedrec_torchrec.core.files import write_json, write_text
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link
 from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
@@ -62,7 +62,7 @@ from fusedrec_torchrec.sharding.sharding_type import (
     FUSED_TYPES,
 )
 
-__all__ = ["Measured", "Shape", "calibrate", "main", "report"]
+__all__ = ["Measured", "Shape", "calibrate", "figures_of", "main", "report"]
 
 COLLECTIVE_SIZES = [1 << n for n in range(12, 25, 2)]  # bytes of a rank
 REPEATS, IN_A_ROW = 7, 4
@@ -388,31 +388,50 @@ def _memory(device: torch.device, local: int) -> float:
 # ---------------------------------------------------------------- the command
 
 
-def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
-    """Prints what was found, and how well it explains what was measured."""
-    rows = []
+def figures_of(cluster: ClusterConfig, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Returns what was measured, and how well the cluster explains it."""
+    steps: list[dict[str, Any]] = []
     for timed in measured:
         predicted = timed.step.seconds(cluster)
         shape = timed.shape
-        rows.append(
-            (
-                timed.sharding,
-                f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, pooling "
-                f"{shape.pooling:g}, zipf {shape.zipf}"
+        steps.append(
+            {
+                "sharding": timed.sharding,
+                "shape": f"{shape.tables} x {shape.rows} x {shape.dim}, batch {shape.batch}, "
+                f"pooling {shape.pooling:g}, zipf {shape.zipf}"
                 + (f", {shape.hot} hot" * bool(shape.hot))
                 + (", repeated bags" * (shape.bags == "repeated")),
-                f"{1e3 * timed.seconds:.2f}",
-                f"{1e3 * predicted:.2f}",
-                f"{predicted / timed.seconds - 1:+.0%}",
-            )
+                "measured_ms": 1e3 * timed.seconds,
+                "predicted_ms": 1e3 * predicted,
+                "off_by": predicted / timed.seconds - 1,
+            }
         )
+    errors = [abs(step["off_by"]) for step in steps]
+    return {
+        "steps": steps,
+        "median_error": float(np.median(errors)),
+        "largest_error": max(errors),
+    }
+
+
+def report(cluster: ClusterConfig, measured: Sequence[Measured]) -> None:
+    """Prints what was measured, and how well the cluster explains it."""
+    figures = figures_of(cluster, measured)
     print_table(
         f"steps of {cluster.name}, milliseconds",
         ("sharding", "shape", "measured", "predicted", "off by"),
-        rows,
+        [
+            (
+                step["sharding"],
+                step["shape"],
+                f"{step['measured_ms']:.2f}",
+                f"{step['predicted_ms']:.2f}",
+                f"{step['off_by']:+.0%}",
+            )
+            for step in figures["steps"]
+        ],
     )
-    errors = [abs(m.step.seconds(cluster) / m.seconds - 1) for m in measured]
-    print(f"median error {np.median(errors):.0%}, largest {max(errors):.0%}")
+    print(f"median error {figures['median_error']:.0%}, largest {figures['largest_error']:.0%}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -423,6 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--rates-of", type=Path, help="cluster file of the same machines")
     parser.add_argument("--store", help="file for the ranks to meet, in place of the environment")
+    parser.add_argument("--figures", type=Path, help="file for the figures, instead of tables")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -437,6 +457,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cluster, measured = calibrate(given.name, device, ranks, run, progress, rates)
     if rank == 0:
         write_text(given.output, to_yaml(cluster))
+        if given.figures is not None:
+            write_json(given.figures, figures_of(cluster, measured))
+            return
         report(cluster, measured)
         print(f"cluster: {given.output}")
 

@@ -1,10 +1,27 @@
 """Shows what prepared data holds."""
 
+from typing import Any
+
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.data.prepared_files import features_of
 
-__all__ = ["print_prepared"]
+__all__ = ["prepared_figures", "print_prepared"]
+
+
+def prepared_figures(data: PreparedData) -> dict[str, Any]:
+    """Returns samples, tables and lines that were left out."""
+    manifest = data.manifest
+    return {
+        "folder": data.folder,
+        "samples": data.samples,
+        "click_rate": manifest["clicks"] / data.samples,
+        "dense_features": data.dense_features,
+        "tables": dict(data.table_rows),
+        "parts": len(manifest["parts"]),
+        "malformed_lines": manifest["bad_lines"]["counts"],
+        "malformed_examples": manifest["bad_lines"]["examples"],
+    }
 
 
 def print_prepared(data: PreparedData) -> None:
