@@ -2,7 +2,7 @@
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardedEmbeddingTable
 from torchrec.distributed.types import ShardMetadata
 from torchrec.modules.embedding_configs import DataType, PoolingType

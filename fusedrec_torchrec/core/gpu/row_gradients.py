@@ -148,8 +148,8 @@ def _slot_row_sums(
         live = live & (ids <= FEW)
         bag = tl.load(bag_of_place + start, mask=live, other=0)
         slot = _slot_of_bag(bag, slots, batch, count, VARIABLE, STEPS)
-        dim = tl.load(slot, mask=live, other=0)
-        dim = tl.multiple_of(dim.to(tl.int32), [4])
+        wide_dim = tl.load(slot, mask=live, other=0)
+        dim = tl.multiple_of(wide_dim.to(tl.int32), [4])
         total = tl.zeros([BLOCK, COLUMNS], tl.float32)
         for i in range(tl.max(tl.where(live, ids, 0), 0)):
             total += _gradients(
@@ -157,7 +157,8 @@ def _slot_row_sums(
                 start + i, live & (i < ids), d, dim[:, None],
                 batch, count, stride, scale, WEIGHTED, VARIABLE, STEPS,
             )  # fmt: skip
-        to = _address(row, addresses, dim, PLAIN, live)
+        # Not of the narrow one: Triton 3.7 cannot widen it again where the batch size varies.
+        to = _address(row, addresses, wide_dim, PLAIN, live)
         mask = live[:, None] & (d[None, :] < dim[:, None])
         tl.store(out + to[:, None] + d[None, :], total, mask=mask)
 
