@@ -28,8 +28,8 @@ __all__ = ["add_command"]
 COLUMNAR = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
 EXAMPLES = {
     "fusedrec prepare train.txt --output prepared --quiet": "Prepares a file as it is.",
-    "fusedrec prepare clicks.csv --infer clicks.yaml --label clicked --quiet": "Looks at files with "
-    "columns of their own, and writes a configuration for them.",
+    "fusedrec prepare clicks.csv --infer clicks.yaml --label clicked --quiet": "Looks at files "
+    "with columns of their own, and writes a configuration for them.",
     "fusedrec prepare train.txt --output frequent --min-count 3 --on-bad-line skip": "Gives rare "
     "values one row in common, and leaves malformed lines out.",
 }

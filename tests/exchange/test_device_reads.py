@@ -328,8 +328,8 @@ def forward(
         lengths=torch.empty(2 * BATCH, dtype=torch.int32, device=device),
     )
     with reads:
-        batch, reports = canonical(features)
-        with input_dist.noting(BatchNotes(training=True, reports=reports)):
+        batch, told = canonical(features)
+        with input_dist.noting(BatchNotes(training=True, reports=told.reports)):
             sent = input_dist(batch)
         received = sent.wait().wait()
         assert [tuple(asked.rows_R.shape) for asked in received.asked()] == [(6,), (4,)]
