@@ -14,12 +14,13 @@ Takes = Literal["nothing", "word", "choice", "setting", "yaml", "file", "folder"
 TAKES: dict[str, Takes] = {
     **dict.fromkeys(("config", "plan", "rates_of", "what", "suite"), "yaml"),
     **dict.fromkeys(("data", "files", "path", "merge"), "file"),
-    **dict.fromkeys(("plot", "save", "hot_set", "html", "out", "output"), "file"),
+    **dict.fromkeys(("plot", "save", "hot_set", "html", "out", "output", "infer"), "file"),
     **dict.fromkeys(("runs", "target", "resume"), "folder"),
     **dict.fromkeys(("batch_size", "samples", "top", "share", "counters", "hot_rows"), "word"),
     **dict.fromkeys(("memory", "embedding_dim", "min_count", "max_rows", "memory_mb"), "word"),
     **dict.fromkeys(("held_out", "ranks", "batches", "seed", "name", "only", "timeout"), "word"),
     **dict.fromkeys(("world_size", "table", "tables", "web", "every"), "word"),
+    **dict.fromkeys(("label", "columns", "delimiter"), "word"),
     "set": "setting",
 }
 WORDS = {"what": ("diff", "schema")}  # that stand where files do

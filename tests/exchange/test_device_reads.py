@@ -206,7 +206,13 @@ def row_addresses(like: torch.Tensor, counts: Sequence[int], dims: Any) -> torch
 
 
 def take_slots(
-    ids: torch.Tensor, weights: Any, offsets: torch.Tensor, places: Any, bags: int, room: int
+    ids: torch.Tensor,
+    weights: Any,
+    offsets: torch.Tensor,
+    places: Any,
+    bags: int,
+    room: int,
+    refused: Any,
 ) -> tuple[torch.Tensor, ...]:
     lengths = ids.new_empty(bags, dtype=torch.int32)
     weighted = ids.new_empty(0 if weights is None else room, dtype=torch.float32)
@@ -368,7 +374,7 @@ def test_sequences_come_with_one_wait_of_the_host(guard: Path) -> None:
 
 @pytest.mark.parametrize("pooled", [True, False], ids=["bags", "sequences"])
 def test_without_kernels_there_is_one_more(guard: Path, pooled: bool) -> None:
-    waits = run(files_that_wait, guard, [IDS, HEADERS], False, pooled=pooled)
+    waits = run(files_that_wait, guard, [IDS, [0], HEADERS], False, pooled=pooled)
     assert waits == [OF_COUNTS, OF_HEADERS]
 
 

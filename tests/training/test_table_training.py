@@ -205,8 +205,7 @@ def test_commands_work_with_a_table(
     prepared = settings["data"]["table"]["prepared"]
     assert main(["inspect", prepared]) == 0
     assert capsys.readouterr().out == shown
-    figures = tmp_path / "figures.json"
-    profile = [str(path), "--json", str(figures), "--batch-size", "500", "--quiet"]
+    profile = [str(path), "--json", "--batch-size", "500", "--quiet"]
     saved = [
         "--save",
         str(tmp_path / "p.npz"),
@@ -216,13 +215,14 @@ def test_commands_work_with_a_table(
         str(tmp_path / "h.npz"),
     ]
     assert main(["profile", *profile, *saved, "--hot-rows", "200"]) == 0
-    tables = {table["name"]: table for table in json.loads(figures.read_text())["tables"]}
+    figures = json.loads(capsys.readouterr().out)
+    tables = {table["name"]: table for table in figures["tables"]}
     source = open_source(from_mapping(TrainConfig, settings))
     samples = source.read(0, SAMPLES)
     assert samples.lengths is not None
     items = SAMPLES + int(samples.lengths[2].sum())
     assert (tables["item"]["accesses"], tables["user"]["accesses"]) == (items, SAMPLES)
-    assert json.loads(figures.read_text())["hot_set"]["hot_samples"] > 0
+    assert figures["hot_set"]["hot_samples"] > 0
     planner = {"cluster": "one.yaml", "train": "clicks.yaml", "profile": "p.npz"}
     cluster = Path(__file__).parents[2] / "configs" / "clusters" / "one_machine.yaml"
     (tmp_path / "one.yaml").write_text(cluster.read_text())

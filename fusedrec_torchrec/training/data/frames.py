@@ -1,6 +1,7 @@
 """Tables in memory, of whatever library: written to a file, they are files as any other."""
 
 from collections.abc import Iterator
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def write_frame(data: Any, path: Path) -> None:
 
 def _tables(data: Any) -> Iterator[pa.Table]:
     if _is_of(data, "datasets"):  # whose rows may have been shuffled or chosen
-        yield from data.with_format("arrow").iter(batch_size=ROWS)
+        yield from methodcaller("iter", batch_size=ROWS)(data.with_format("arrow"))
     elif _is_of(data, "polars"):
         whole = data.collect() if hasattr(data, "collect") else data
         yield whole.to_arrow()
