@@ -32,7 +32,14 @@ from tests.private_uses import (
 )
 
 # Python's own, and documented.
-OF_PYTHON = {"_exit", "_getframe", "_actions", "_choices_actions", "_SubParsersAction"}
+OF_PYTHON = {
+    "_exit",
+    "_getframe",
+    "_actions",
+    "_choices_actions",
+    "_AppendAction",
+    "_SubParsersAction",
+}
 # Attributes of FBGEMM's tables whose names our own objects have, too.
 OUR_WORDS = {"dims", "eps", "optimizer", "step", "table_names", "weight_decay", "momentum"}
 # Made of a prefix and one of these.

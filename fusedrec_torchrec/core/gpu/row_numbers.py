@@ -139,6 +139,7 @@ def _insert(
         salt = tl.load(salts + 2 * slot + 1, mask=is_raw, other=0)
         id_ = tl.where(is_raw, _hashed(id_, salt, limit), id_)
     is_bad = live & ((id_ < 0) | (id_ >= limit))
+    tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=is_bad)
     id_ = tl.where(is_bad, 0, id_)
     owner = slot * 0
     for rank in range(1, ranks):
@@ -173,7 +174,6 @@ def _insert(
     tl.store(number_of_place + place, number, mask=is_new)
     told = tl.where(is_new, -2 - place, tl.where(live, place, -1))
     tl.store(place_of_id + at, told.to(tl.int32), mask=at < n)
-    tl.store(bad + at * 0, (at * 0 + 1).to(tl.uint8), mask=is_bad)
 
 
 @triton.jit
