@@ -22,7 +22,7 @@ __all__ = ["BagRequests", "RequestedBags"]
 WORTH = 1 / 16  # of bags must repeat for it to pay to look for equal ones
 
 Cells = tuple[torch.Tensor, torch.Tensor | None]
-"""Of a bucket: the unit of each cell, and what it is divided by, if it is."""
+"""The unit of each cell of a bucket, and what it is divided by, if it is."""
 
 
 class BagRequests:

@@ -115,7 +115,7 @@ def test_results_of_benchmarks(capsys: Capture) -> None:
 
 
 def answer_in_copy(capsys: Capture, folder: Path) -> Any:
-    """Of results that were measured before; tables and plots are written beside them."""
+    """Results were measured before; tables and plots are written beside them."""
     import shutil
     import tempfile
 

@@ -1,4 +1,4 @@
-"""As many ids as kernels can count, and no more."""
+"""Kernels take as many ids as they can count, and no more."""
 
 import pytest
 import torch

@@ -27,12 +27,12 @@ def all_equal(_: torch.Generator) -> torch.Tensor:
 
 
 def two_rows(generator: torch.Generator) -> torch.Tensor:
-    """Of neighbouring keys, and so of neighbouring parts."""
+    """Returns neighbouring keys, which are of neighbouring parts."""
     return ROWS // 2 - torch.randint(2, (IDS,), generator=generator)
 
 
 def distinct(generator: torch.Generator) -> torch.Tensor:
-    """As far as there are rows."""
+    """Returns keys as far as there are rows."""
     return torch.randperm(max(IDS, ROWS), generator=generator)[:IDS] % ROWS
 
 
