@@ -183,8 +183,8 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
                 f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
             )
         )
-    times = (report.with_allocator("best stock / fused", a) for a in allocators)
-    return Table("", ("ids, link, samples per rank", *times, "bytes: best stock / fused"), rows)
+    times = (report.with_allocator("step time: stock / fused", a) for a in allocators)
+    return Table("", ("ids, link, samples per rank", *times, "bytes: stock / fused"), rows)
 
 
 def hot_targets(workloads: Sequence[WorkloadFigures]) -> Table:
