@@ -17,10 +17,10 @@ This page lists every setting of every kind of configuration file: of a training
 [planner configurations](#planner-configurations), [clusters](#clusters) and
 [benchmark suites](#benchmark-suites).
 
-A file is YAML. What it leaves out has its default, and a key that does not exist is refused. On the
-command line, `--set section.key=value` overrides one setting. In the names below, `*` stands for the
-number of a list item or for a name. `fusedrec train --help`, and the help of the other commands,
-shows the same in the terminal.
+A file is YAML. What it leaves out has its default, and a key that does not exist is refused. On
+the command line, `--set section.key=value` overrides one setting. In the names below, `*` stands
+for the number of a list item or for a name. `fusedrec train --help`, and the help of the other
+commands, shows the same in the terminal.
 
 This page is written by `python docs/configuration.py` from the descriptions in the code.
 """
