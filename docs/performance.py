@@ -157,7 +157,42 @@ def pooling_targets(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 def headline(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows speed and bytes in a few lines, with all allocators side by side.
+    """Shows speed and bytes in a few lines, with all allocators side by side."""
+    allocators = report.allocators_of(workloads)
+    ratios = ("best stock sharding", "its step / fused step")
+    rows = []
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))
+        assert w.fused is not None and w.best_stock is not None
+        cells = []
+        for allocator in allocators:
+            found = group.get(allocator)
+            best = found.best_stock.name if found and found.best_stock else ""
+            cells += [best, str(found.speed_up) if found else ""]
+        rows.append(
+            (
+                w.config.link or "loopback",
+                ", ".join(map(str, w.config.dims)),
+                str(w.config.batch_size),
+                *cells,
+                f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
+            )
+        )
+    return Table(
+        "",
+        (
+            "link",
+            "columns",
+            "batch per rank",
+            *(report.with_allocator(name, a) for a in allocators for name in ratios),
+            "its bytes / fused",
+        ),
+        rows,
+    )
+
+
+def first_page(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows the speed and bytes of a few workloads, for the README.
 
     They are those of 64 columns on loopback and at 1 Gbit/s, with batches of 1024 samples and more.
     """
@@ -261,6 +296,7 @@ def hits(workloads: Sequence[WorkloadFigures]) -> Table:
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "summary": summary,
     "headline": headline,
+    "first_page": first_page,
     "pooling_targets": pooling_targets,
     "traffic": report.traffic,
     "speeds": report.speeds,
