@@ -123,8 +123,8 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+docs: $(VENV)/.docs  # not --quiet, with which mkdocs does not count warnings
+	$(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(READY) requirements-docs.txt
 	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
