@@ -10,6 +10,7 @@
 ``planning``          a planning task, and a model of tables that a file lists
 ``write``             a decision as a plan file
 ``planner``           TorchRec's planner that also plans fused tables, by cost if it may
+``columns_apart``     columns of a fused table on ranks that differ, in plans of TorchRec's search
 ``constraints``       TorchRec's constraints on tables, for the search of the cost model
 ``decided_options``   a decision as the sharding options that TorchRec's tools read
 ``enumerator``        fused options among those that TorchRec's own search chooses from
