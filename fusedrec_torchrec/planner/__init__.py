@@ -15,6 +15,7 @@
 ``decided_options``   a decision as the sharding options that TorchRec's tools read
 ``enumerator``        fused options among those that TorchRec's own search chooses from
 ``option_load``       the table of such an option as the cost model sees it
+``batch_profile``     how rows and bags are used in a few batches of a training script
 ``bag_lengths``       a warning if nobody has said how long bags are
 ``estimators``        time and memory of fused options, in TorchRec's units
 ``report/``           plans for people: text, HTML, statistics and figures
