@@ -7,14 +7,19 @@ computed here, by the simulator, and kept in benchmarks/results/scaling for char
 """
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ranks import write_into
 
 from fusedrec_torchrec.bench.report import Table
-from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, best_systems, verdict
+from fusedrec_torchrec.bench.validate import (
+    VALIDATION,
+    Comparison,
+    best_systems,
+    draw_validation,
+    verdict,
+)
 from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import Point, simulate
@@ -54,10 +59,8 @@ SCENARIOS = (
 )
 
 
-def validation() -> dict[str, str]:
+def validation(comparisons: list[Comparison]) -> dict[str, str]:
     """Returns what all comparisons say in a few lines, and tables of them, by their marker."""
-    stored = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
-    comparisons = [Comparison(**fields) for fields in stored]
     rows: list[tuple[str, ...]] = [
         (
             c.workload,
@@ -121,9 +124,11 @@ def scaling(points: list[Point]) -> str:
 
 def main() -> None:
     if (MEASURED / VALIDATION).is_file():
-        for name, text in validation().items():
+        stored = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
+        comparisons = [Comparison(**fields) for fields in stored]
+        for name, text in validation(comparisons).items():
             write_into(ROOT / "docs" / "predictions.md", name, text)
-        shutil.copy(MEASURED / "predicted.png", FIGURES / "planner_validation.png")
+        draw_validation(FIGURES / "planner_validation.png", comparisons)
     for scenario in SCENARIOS:
         points, cluster = points_of(scenario)
         SCALING.mkdir(parents=True, exist_ok=True)
