@@ -6,6 +6,7 @@ suites it is about, joined by ``and``.  ``charts_in_pages`` puts it there.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil, floor, log10
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -75,7 +76,10 @@ def _bars(rows: float, x_title: str, **layout: Any) -> dict[str, Any]:
         "margin": {"l": 10, "r": 30, "t": 10, "b": 50},
         "xaxis": {"title": {"text": x_title}, "automargin": True},
         "yaxis": {"autorange": "reversed", "automargin": True},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        "legend": {
+            **{"orientation": "h", "y": 1, "yanchor": "bottom"},
+            **{"traceorder": "normal", "entrywidth": 130},
+        },
     }
     return {**base, **layout}
 
@@ -153,7 +157,7 @@ def sent(suites: Sequence[str]) -> go.Figure:
             + ": %{x:.2f} MiB</b><br>%{customdata}<extra></extra>",
         )
     figure.add_scatter(
-        name="least rows and gradients of the fused step",
+        name="least for fused",
         mode="markers",
         y=[w.title for w in workloads],
         x=[w.least_row_bytes / 2**20 for w in workloads],
@@ -162,7 +166,8 @@ def sent(suites: Sequence[str]) -> go.Figure:
     )
     title = "MiB on the wire in a step, all ranks (ideal collectives)"
     figure.update_layout(_bars(len(workloads) * (0.6 + 0.45 * len(names)), title, barmode="group"))
-    figure.update_xaxes(type="log", dtick="D2")
+    figure.update_layout(margin_t=60)
+    _log_axis(figure.layout.xaxis, title, [x for trace in figure.data for x in trace.x])
     return figure
 
 
@@ -244,14 +249,18 @@ def predictions(suites: Sequence[str]) -> go.Figure:
             + "</b><br>measured %{x:.1f} ms<br>predicted %{y:.1f} ms<extra></extra>",
         )
     figure.update_layout(height=560, margin={"l": 10, "r": 10, "t": 10, "b": 50})
-    _plain_log(figure.layout.xaxis, "measured, ms")
-    _plain_log(figure.layout.yaxis, "predicted, ms")
+    _log_axis(figure.layout.xaxis, "measured, ms", [x for t in figure.data for x in t.x])
+    _log_axis(figure.layout.yaxis, "predicted, ms", [y for t in figure.data for y in t.y])
     return figure
 
 
-def _plain_log(axis: Any, title: str, step: str = "D2") -> None:
-    """Makes an axis logarithmic, with labels such as 20, 50, 100 by default."""
-    axis.update(type="log", dtick=step, title={"text": title}, automargin=True)
+def _log_axis(axis: Any, title: str, values: Sequence[float]) -> None:
+    """Makes an axis logarithmic, with labels such as 20, 50, 100, fewer of them if it is long."""
+    first, last = floor(log10(min(values))), ceil(log10(max(values)))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    texts = [f"{tick:,.10g}" for tick in ticks]
+    axis.update(type="log", tickvals=ticks, ticktext=texts, title={"text": title}, automargin=True)
 
 
 def growth(suites: Sequence[str]) -> go.Figure:
@@ -287,9 +296,11 @@ def growth(suites: Sequence[str]) -> go.Figure:
         swept = [next(iter(w.config.sweep.values()))[0] for w in workloads]
         figure.update_xaxes(type="log", tickvals=swept, ticktext=swept, col=column)
         figure.update_xaxes(title_text=next(iter(workloads[0].config.sweep)), row=2, col=column)
-    figure.update_yaxes(type="log", dtick="D2", automargin=True)
-    figure.update_yaxes(title_text="ms of a step", row=1, col=1)
-    figure.update_yaxes(title_text="MiB on the wire", row=2, col=1)
+    for row, title in ((1, "ms of a step"), (2, "MiB on the wire")):
+        for column in range(1, len(series) + 1):
+            (axis,) = figure.select_yaxes(row=row, col=column)
+            values = [y for t in figure.select_traces(row=row, col=column) for y in t.y]
+            _log_axis(axis, title if column == 1 else "", values)
     legend = {"orientation": "h", "y": -0.16}
     figure.update_layout(height=640, legend=legend, margin={"l": 10, "r": 10, "t": 30, "b": 10})
     return figure
@@ -343,7 +354,8 @@ def scaling(scenarios: Sequence[str]) -> go.Figure:
             )
     sizes = sorted({p["ranks"] for p in points})
     figure.update_xaxes(type="log", tickvals=sizes, ticktext=sizes, title_text="ranks")
-    _plain_log(figure.layout.yaxis, "million samples a second", "D1")
+    throughputs = [y for trace in figure.data[::2] for y in trace.y]
+    _log_axis(figure.layout.yaxis, "million samples a second", throughputs)
     figure.layout.yaxis2.update(rangemode="tozero", ticksuffix=" %", automargin=True)
     legend = {"orientation": "h", "y": -0.2}
     figure.update_layout(height=460, legend=legend, margin={"l": 10, "r": 10, "t": 30, "b": 10})
@@ -351,12 +363,12 @@ def scaling(scenarios: Sequence[str]) -> go.Figure:
 
 
 def hits(suites: Sequence[str]) -> go.Figure:
-    """Shows hit rates by the size of the hot set; a workload on several links is one line."""
+    """Shows hit rates by the size of the hot set; links and numbers of ranks hardly matter."""
     figure = go.Figure()
     seen: set[tuple[tuple[float, float], ...]] = set()
     for w in figures_of(suites):
         rates = tuple(w.hits.values())
-        if not rates or rates in seen:
+        if not rates or rates in seen or w.config.batches != "all" or w.config.ranks != 2:
             continue
         color = STAGES[(5 + len(seen)) % len(STAGES)]
         seen.add(rates)
@@ -371,7 +383,7 @@ def hits(suites: Sequence[str]) -> go.Figure:
             )
     legend = {"orientation": "h", "y": -0.2}
     figure.update_layout(height=560, legend=legend, margin={"l": 10, "r": 10, "t": 10, "b": 10})
-    _plain_log(figure.layout.xaxis, "hot rows", "D1")
+    _log_axis(figure.layout.xaxis, "hot rows", [x for trace in figure.data for x in trace.x])
     figure.update_yaxes(title_text="hot, % of a batch", rangemode="tozero", automargin=True)
     return figure
 

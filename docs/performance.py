@@ -77,11 +77,11 @@ def outcomes(workloads: Sequence[WorkloadFigures]) -> Table:
                 str(faster),
                 str(len(ratios) - faster - slower),
                 str(slower),
-                *(f"{value:.2f}" for value in (min(medians), median(medians), max(medians))),
+                ", ".join(f"{f(medians):.2f}" for f in (min, median, max)),
             )
         )
     counts = ("workloads", "fused is faster", "no difference", "stock is faster")
-    return Table("", ("allocator", *counts, "least ratio", "median", "most"), rows)
+    return Table("", ("allocator", *counts, "ratio: least, median, most"), rows)
 
 
 def where_stock_wins(workloads: Sequence[WorkloadFigures]) -> Table:

@@ -37,12 +37,19 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: style.fontFamily, size: 12, color: text },
       hoverlabel: { bgcolor: dark ? "#2e303e" : "#ffffff", font: { color: dark ? "#ffffff" : "#202124" } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: lines, activecolor: text },
     };
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
       result[name] = { ...layout[name], gridcolor: lines, zerolinecolor: lines, linecolor: lines };
     }
     return result;
+  }
+
+  // Lines of intervals, too, must be seen on the page and on bars.
+  function withIntervals(data) {
+    const color = colour("--md-default-fg-color", "inherit");
+    return data.map((trace) =>
+      trace.error_x ? { ...trace, error_x: { ...trace.error_x, color } } : trace,
+    );
   }
 
   async function draw() {
@@ -51,8 +58,9 @@
     const Plotly = await plotly();
     for (const figure of figures) {
       const { data, layout } = JSON.parse(figure.querySelector("script").textContent);
-      const options = { responsive: true, displaylogo: false };
-      await Plotly.react(figure.querySelector("div"), data, inColours(layout), options);
+      const options = { responsive: true, displayModeBar: false };
+      const place = figure.querySelector("div");
+      await Plotly.react(place, withIntervals(data), inColours(layout), options);
     }
   }
 
