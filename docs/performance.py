@@ -207,6 +207,37 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
     )
 
 
+def first_page(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows the speed and bytes of a few workloads, for the README.
+
+    They are those of 64 columns on loopback and at 1 Gbit/s, with batches of 1024 samples and more.
+    """
+    shown = [
+        w
+        for w in workloads
+        if w.config.dims == [64] and w.config.batch_size >= 1024 and w.config.link in ("", "1gbit")
+    ]
+    allocators = report.allocators_of(shown)
+    rows = []
+    for group in side_by_side(shown):
+        w = next(iter(group.values()))
+        assert w.fused is not None and w.best_stock is not None
+        cells = []
+        for allocator in allocators:
+            found = group.get(allocator)
+            best = found.best_stock if found else None
+            cells.append(f"{found.speed_up}, {best.name}" if found and best else "")
+        rows.append(
+            (
+                f"{w.config.series}, {w.config.link or 'loopback'}, {w.config.batch_size}",
+                *cells,
+                f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
+            )
+        )
+    times = (report.with_allocator("step time: stock / fused", a) for a in allocators)
+    return Table("", ("ids, link, samples per rank", *times, "bytes: stock / fused"), rows)
+
+
 def inverse(ratio: Ratio) -> str:
     """Returns a ratio the other way round."""
     return f"{1 / ratio.median:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
@@ -270,6 +301,7 @@ def hits(workloads: Sequence[WorkloadFigures]) -> Table:
 
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
     "headline": headline,
+    "first_page": first_page,
     "outcomes": outcomes,
     "where_stock_wins": where_stock_wins,
     "costs": costs,

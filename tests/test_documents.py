@@ -204,5 +204,5 @@ def test_figures_of_speed_are_those_of_the_measurements() -> None:
     assert set(up_to_date.values()) == {"True"}, up_to_date
     results = {"performance.md", "performance_details.md", "hot_rows_results.md"}
     assert up_to_date.keys() >= {"README.md", "compression_results.md", *results}
-    assert "| loopback | 64 | 2048 |" in (ROOT / "README.md").read_text()
+    assert re.search(r"loopback.* \d\.\d\d \[\d", (ROOT / "README.md").read_text())
     assert "| default | " in (ROOT / "docs" / "performance.md").read_text()
