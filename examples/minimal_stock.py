@@ -1,7 +1,6 @@
-"""Trains a TorchRec model for some steps: alone or under torchrun, on GPUs if each rank has one.
+"""Trains a TorchRec model for some steps, on GPUs if each rank has one.
 
-    python examples/minimal.py
-    torchrun --nproc-per-node 2 examples/minimal.py
+    torchrun --nproc-per-node 2 examples/minimal.py    (or alone: python examples/minimal.py)
 
 Tables are fused in minimal.py, and TorchRec's own in minimal_stock.py: two imports differ.
 """
@@ -15,11 +14,12 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner as Planner
 from torchrec.distributed.sharding_plan import get_default_sharders as all_sharders
 
 ROWS, DIM, BATCH = {"user": 20_000, "viewed": 50_000}, 16, 512  # rows of the tables
-rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+if "RANK" not in os.environ:  # alone
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 on_gpus = torch.cuda.device_count() >= int(os.environ.setdefault("LOCAL_WORLD_SIZE", "1"))
-device = torch.device("cuda", local_rank) if on_gpus else torch.device("cpu")
-alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", **alone)
+device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpus else "cpu")
+torch.cuda.set_device(device if on_gpus else -1)  # -1 changes nothing
+dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
 
 
 class Clicks(torch.nn.Module):
@@ -44,7 +44,7 @@ pooling = {"viewed": torchrec.distributed.planner.ParameterConstraints(pooling_f
 plan = Planner(constraints=pooling).collective_plan(net, sharders)
 model = torchrec.distributed.DistributedModelParallel(net, None, device, plan, sharders)
 optimizer = torch.optim.Adam(net.top.parameters(), lr=0.01)
-torch.manual_seed(rank)  # every rank has clicks of its own
+torch.manual_seed(dist.get_rank())  # every rank has clicks of its own
 for step in range(41):
     user = (ROWS["user"] * torch.rand(BATCH) ** 4).long()  # some come often
     lengths = torch.cat([torch.ones_like(user), torch.randint(0, 5, (BATCH,))])
@@ -55,6 +55,6 @@ for step in range(41):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if rank == 0 and step % 10 == 0:
+    if dist.get_rank() == 0 and step % 10 == 0:
         print(f"step {step:2}  loss {loss.item():.6f}")
 dist.destroy_process_group()

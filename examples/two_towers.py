@@ -153,7 +153,7 @@ class InBatchLoss(nn.Module):
 
 
 @torch.no_grad()
-def recall(model: nn.Module, held_out: Clicks, k: int, device: torch.device) -> float:
+def recall(model: DistributedModelParallel, held_out: Clicks, k: int, device: torch.device) -> float:
     """Returns the share of clicks whose item is among the k best of all items, on all ranks."""
     towers = model.module
     items = towers.of_items(item_features(torch.arange(ITEMS)).to(device))
@@ -164,7 +164,7 @@ def recall(model: nn.Module, held_out: Clicks, k: int, device: torch.device) -> 
     return share.item() / dist.get_world_size()
 
 
-def sharded(towers: TwoTowers, device: torch.device) -> nn.Module:
+def sharded(towers: TwoTowers, device: torch.device) -> DistributedModelParallel:
     """Plans and shards all tables, on all ranks, and says how."""
     adagrad = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
     sharders = fused_sharders(fused_params=adagrad)

@@ -139,7 +139,8 @@ def test_without_the_public_file_it_is_named(name: str, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path), pytest.raises(ValueError, match="does not exist") as error:
         open_source(config)
     assert config.data.table is not None
-    assert f"data file {config.data.table.files[0]} does not exist in {tmp_path}" in str(error.value)
+    (file,) = config.data.table.files
+    assert f"data file {file} does not exist in {tmp_path}" in str(error.value)
 
 
 @pytest.mark.skipif(not TAOBAO.is_file(), reason=f"needs {TAOBAO.name} in ../shared/data")
