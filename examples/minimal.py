@@ -20,6 +20,7 @@ on_gpus = torch.cuda.device_count() >= int(os.environ.setdefault("LOCAL_WORLD_SI
 device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpus else "cpu")
 torch.cuda.set_device(device if on_gpus else -1)  # -1 changes nothing
 dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+torch.manual_seed(dist.get_rank())  # every rank has clicks of its own
 
 
 class Clicks(torch.nn.Module):
@@ -44,7 +45,6 @@ pooling = {"viewed": torchrec.distributed.planner.ParameterConstraints(pooling_f
 plan = Planner(constraints=pooling).collective_plan(net, sharders)
 model = torchrec.distributed.DistributedModelParallel(net, None, device, plan, sharders)
 optimizer = torch.optim.Adam(net.top.parameters(), lr=0.01)
-torch.manual_seed(dist.get_rank())  # every rank has clicks of its own
 for step in range(41):
     user = (ROWS["user"] * torch.rand(BATCH) ** 4).long()  # some come often
     lengths = torch.cat([torch.ones_like(user), torch.randint(0, 5, (BATCH,))])

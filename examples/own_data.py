@@ -12,8 +12,10 @@ AUC is that of the training.
 """
 
 import argparse
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -147,13 +149,15 @@ def train_on_table(options: argparse.Namespace) -> Trained:
         overwrite=options.overwrite,
     )
     prepared = PreparedData.open(options.directory / "data")
-    held_out = _batch(prepared, prepared.samples - (prepared.held_out or 0))
-    return Trained(result, prepared.table_rows, prepared.features, [held_out])
+    held_out = prepared.held_out or 0
+    start, whole = prepared.samples - held_out, held_out - held_out % options.batch_size
+    batch = batch_of(prepared, start, start + whole)  # evaluations are of whole batches
+    return Trained(result, prepared.table_rows, prepared.features, [batch])
 
 
-def _batch(prepared: PreparedData, start: int) -> Batch:
-    """Returns all samples from ``start`` on."""
-    samples = prepared.read(start, prepared.samples)
+def batch_of(prepared: PreparedData, start: int, stop: int) -> Batch:
+    """Returns the samples from ``start`` up to ``stop``."""
+    samples = prepared.read(start, stop)
     lengths = torch.ones(len(samples.ids), dtype=torch.int32)
     if samples.lengths is not None:  # there are bags
         lengths = torch.from_numpy(samples.lengths.ravel())
@@ -223,6 +227,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Trains as one of torchrun's ranks, or alone, and scores on the first rank."""
     options = arguments()
+    for name in ("torchrec", "torch.fx"):  # which say much about themselves
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         trained = (train_on_batches if options.data == "batches" else train_on_table)(options)
     except ValueError as error:

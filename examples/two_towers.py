@@ -10,7 +10,9 @@ items of a batch are what was not clicked.  Clicks are generated: each user like
 """
 
 import argparse
+import logging
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -153,9 +155,8 @@ class InBatchLoss(nn.Module):
 
 
 @torch.no_grad()
-def recall(model: DistributedModelParallel, held_out: Clicks, k: int, device: torch.device) -> float:
+def recall(towers: TwoTowers, held_out: Clicks, k: int, device: torch.device) -> float:
     """Returns the share of clicks whose item is among the k best of all items, on all ranks."""
-    towers = model.module
     items = towers.of_items(item_features(torch.arange(ITEMS)).to(device))
     scores = towers.of_queries(held_out.queries.to(device)) @ items.T
     found = (scores.topk(k).indices == held_out.items.to(device)[:, None]).any(dim=1)
@@ -193,7 +194,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     loss_of = InBatchLoss(device)
     held_out = Shop(seed=1000 + rank).clicks(HELD_OUT)
     chance = options.k / ITEMS
-    before = recall(model, held_out, options.k, device)
+    before = recall(model.module, held_out, options.k, device)
     say(f"recall@{options.k} before training: {before:.4f} (by chance {chance:.4f})")
     shop = Shop(seed=rank)  # every rank has clicks of its own
     for step in range(1, options.steps + 1):
@@ -206,7 +207,8 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         optimizer.step()
         if step % 50 == 0 or step == options.steps:
             say(f"step {step}  loss {loss.item():.4f}")
-    say(f"recall@{options.k} after training: {recall(model, held_out, options.k, device):.4f}")
+    after = recall(model.module, held_out, options.k, device)
+    say(f"recall@{options.k} after training: {after:.4f}")
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
@@ -232,6 +234,9 @@ def main() -> None:
     )
     parser.add_argument("--k", type=number(1, ITEMS), default=10, help="of recall (%(default)s)")
     options = parser.parse_args()
+    for name in ("torchrec", "torch.fx"):  # which say much about themselves
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
     for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
