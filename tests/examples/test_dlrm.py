@@ -30,7 +30,7 @@ def test_it_trains_under_torchrun(tmp_path: Path) -> None:
     [
         ((), "the following arguments are required: --config"),
         (("--config", "no.yaml"), "error: configuration file no.yaml does not exist"),
-        (("--config", "configs/tiny.yaml", "--set", "stesp=3"), "error: stesp is unknown; did you"),
+        (("--config", "configs/tiny.yaml", "--set", "stesp=3"), "stesp is unknown; did you mean"),
         (
             ("--config", "configs/tiny.yaml", "--set", "launch.device=cuda"),
             "error: launch.device is cuda, but torch finds no CUDA device",

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """Returns one in which the commands of the package are installed."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, module in (
-        ("fusedrec", "-m fusedrec_torchrec.cli.main"),
-        ("torchrun", "-m torch.distributed.run"),
-        ("python", ""),
+    for name, command in (
+        ("fusedrec", f"{interpreter()} -m fusedrec_torchrec.cli.main"),
+        ("torchrun", f"{interpreter()} -m torch.distributed.run"),
+        ("python", sys.executable),
     ):
-        (folder / name).write_text(f'#!/bin/sh\nexec {interpreter()} {module} "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / name).chmod(0o755)
     config = small(tmp_path / "unused", steps=6, eval_every=0, checkpoint={"every": 6})
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(config))

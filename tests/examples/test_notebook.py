@@ -41,7 +41,7 @@ def test_it_runs_from_top_to_bottom(
     parameters = next(
         i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])
     )
-    own = [f"folder = {str(tmp_path / 'run')!r}", "steps, batch_size = 10, 512"]
+    own = [f"folder = {str(tmp_path / 'run')!r}", "steps, batch_size = 40, 512"]
     own += ["import sys", f"sys.executable = {interpreter()!r}"]  # which has imported everything
     if data == "criteo":
         own.append(f"criteo = {str(write(tmp_path / 'train.txt', lines(8000)))!r}")
