@@ -153,7 +153,8 @@ def test_the_real_log_of_taobao_is_read_and_trained_on(cluster_1: Cluster, tmp_p
     assert source.manifest["clicks"] == 6063 + 3383 + 2493
     assert source.held_out == pytest.approx(11_030, rel=0.05)
     assert source.table_rows["category"] <= 3913 + 2
-    settings |= {"steps": 30, "eval_every": 0, "eval_batches": 4}
+    settings |= {"steps": 90, "eval_every": 0, "eval_batches": 4}
+    settings["optimizer"]["schedule"]["warmup_steps"] = 10
     settings["data"] |= {"batch_size": 1024, "eval_batch_size": 2048}
     (done,) = cluster_1.run(train, settings)
     assert done["result"]["log_loss"] < 0.45  # 0.34 knowing but the share of clicks
