@@ -169,8 +169,9 @@ def sharded(towers: TwoTowers, device: torch.device) -> DistributedModelParallel
     """Plans and shards all tables, on all ranks, and says how."""
     adagrad = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
     sharders = fused_sharders(fused_params=adagrad)
-    views = {"viewed_item": ParameterConstraints(pooling_factors=[MOST_VIEWS / 2])}
-    plan = FusedShardingPlanner(constraints=views).collective_plan(towers, sharders)
+    ids = {"user": 1.0, "item": 1.0, "category": 1.0, "viewed_item": MOST_VIEWS / 2}  # on average
+    lengths = {name: ParameterConstraints(pooling_factors=[mean]) for name, mean in ids.items()}
+    plan = FusedShardingPlanner(constraints=lengths).collective_plan(towers, sharders)
     if dist.get_rank() == 0:
         for module, tables in plan.plan.items():
             for name, table in tables.items():

@@ -21,6 +21,7 @@ def test_recall_rises_on_two_ranks() -> None:
     done = torchrun(*arguments)
     before, after = recalls(done)
     assert before < 0.02 and after > 0.1
+    assert "WARNING:fusedrec_torchrec" not in done.stderr
     for table in ("user.user", "views.viewed_item", "item.item", "item.category"):
         assert re.search(rf"^{re.escape(table)} +fused_\w+$", done.stdout, re.M), table
 
