@@ -27,11 +27,11 @@ help:
 	@echo "make figures   draws the figures of README and docs anew"
 	@echo "make bench     speed against stock shardings, five minutes: make bench DATA=train.txt"
 	@echo "make mlperf    the shape of MLPerf's DLRM DCNv2: make mlperf DATA=train.txt"
-	@echo "make performance  all of docs/performance.md, two hours: make performance DATA=train.txt"
-	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
+	@echo "make performance  all of docs/performance.md and its details, hours: make performance DATA=train.txt"
+	@echo "make hot       all of docs/hot_rows_results.md, an hour: make hot DATA=train.txt"
 	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
-	@echo "make planner   all of docs/planner.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
-	@echo "make compression  all of docs/compression.md, an hour: make compression DATA=train.txt.gz"
+	@echo "make planner   all of docs/predictions.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
+	@echo "make compression  all of docs/compression_results.md, an hour: make compression DATA=train.txt.gz"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -151,8 +151,7 @@ performance: $(READY)
 	done
 	FUSEDREC_NATIVE=0 $(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
 		--set pairs=5 --set "allocators=[default]" --output benchmarks/results/without_native
-	$(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
-		--set pairs=5 --set "allocators=[keep]" --output benchmarks/results/malloc
+	$(BIN)/python benchmarks/bag_dedup.py --document docs/performance_details.md
 	$(BIN)/python docs/performance.py
 
 hot: $(READY)
@@ -161,9 +160,9 @@ hot: $(READY)
 		$(BIN)/fusedrec bench benchmarks/$$suite.yaml --data $(DATA) \
 			--output benchmarks/results/$$suite || exit 1; \
 	done
-	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot-rows.md
-	$(BIN)/python benchmarks/hot_drift.py --document docs/hot-rows.md
-	$(BIN)/python benchmarks/hot_quality.py $(DATA) --seeds 8 --document docs/hot-rows.md
+	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot_rows_results.md
+	$(BIN)/python benchmarks/hot_drift.py --document docs/hot_rows_results.md
+	$(BIN)/python benchmarks/hot_quality.py $(DATA) --seeds 8 --document docs/hot_rows_results.md
 	$(BIN)/python docs/performance.py
 
 grid: $(READY)
@@ -176,7 +175,7 @@ planner: $(READY)
 	rm -f benchmarks/results/planner/cluster_*.yaml  # or they would be used again
 	$(BIN)/fusedrec bench benchmarks/validate.yaml --validate-planner --data $(DATA) \
 		--output benchmarks/results/planner
-	$(BIN)/python benchmarks/plan_scale.py --document docs/planner.md
+	$(BIN)/python benchmarks/plan_scale.py --document docs/cost_model.md
 	$(BIN)/python benchmarks/planner_docs.py
 
 compression: $(READY)
@@ -184,7 +183,7 @@ compression: $(READY)
 	$(BIN)/fusedrec bench benchmarks/compression.yaml --data $(DATA) \
 		--output benchmarks/results/compression
 	$(BIN)/python docs/performance.py
-	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression.md
+	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression_results.md
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

@@ -1,6 +1,6 @@
 """What does less on the wire cost in quality?  Trains the same model on Criteo data, and counts.
 
-    python benchmarks/compression_quality.py train.txt.gz [--document docs/compression.md]
+    python benchmarks/compression_quality.py train.txt.gz [--document docs/compression_results.md]
 
 All runs start from the same weights and see the same samples in the same order, for several seeds;
 what differs is how rows, their gradients and the dense part's gradients travel.  Bytes are counted

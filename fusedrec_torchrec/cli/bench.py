@@ -44,7 +44,7 @@ def add_command(commands: Any) -> None:
         "writes figures (results.json), tables (report.md) and plots (.png).  Ratios are medians "
         "of neighbours in time, so that a machine that is busy for a while does not decide.",
         examples=EXAMPLES,
-        read_on="docs/performance.md",
+        read_on="docs/speed_up.md, docs/performance.md",
         settings=SuiteConfig,
     )
     parser.add_argument(
