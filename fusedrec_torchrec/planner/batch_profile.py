@@ -1,7 +1,7 @@
 """Counts how rows and bags are used in batches that a training script has at hand.
 
-``fusedrec profile`` does it for data in files.  Here the batches are TorchRec's own, so that a few of
-them, taken from any data loader, tell the planner how long bags are and how often they repeat.
+``fusedrec profile`` does it for data in files.  Here the batches are TorchRec's own, so that a few
+of them, taken from any data loader, tell the planner how long bags are and how often they repeat.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,9 +42,9 @@ def profile_batches(
 ) -> AccessProfile:
     """Returns an access profile of some batches, for ``FusedShardingPlanner(profile=...)``.
 
-    A few thousand samples tell how long bags are and how often they repeat; which rows are hot takes
-    more.  Batches of 64 samples or more can tell how often bags repeat.  Only the rank that plans
-    needs it, which is rank 0 in ``collective_plan``.
+    A few thousand samples tell how long bags are and how often they repeat; which rows are hot
+    takes more.  Batches of 64 samples or more can tell how often bags repeat.  Only the rank that
+    plans needs it, which is rank 0 in ``collective_plan``.
 
     Args:
         module: the model, unsharded.
@@ -96,8 +96,9 @@ def _accesses(
     batch: KeyedJaggedTensor, number: int, table: _Table, options: ExchangeOptions
 ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
     """Returns the ids of a table, feature after feature, and the lengths of their bags."""
+    known = set(batch.keys())
     for name in table.features:
-        if name not in batch.keys():
+        if name not in known:
             raise ValueError(
                 f"batch {number} has no feature {name!r} of table {table.name!r}; it has "
                 f"{', '.join(batch.keys())}"

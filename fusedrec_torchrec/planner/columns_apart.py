@@ -1,7 +1,7 @@
 """Moves column shards of a fused table to ranks that differ from each other.
 
-TorchRec's partitioner places the shards of a table one by one, each on the rank that has the least to
-do.  Two of them may meet on a rank, which the fused exchange does not allow.
+TorchRec's partitioner places the shards of a table one by one, each on the rank that has the least
+to do.  Two of them may meet on a rank, which the fused exchange does not allow.
 """
 
 import math

@@ -49,7 +49,9 @@ def batch(**features: list[list[int]]) -> KeyedJaggedTensor:
 
 
 # Features of other modules are among those of the batch, and in another order than the tables'.
-FIRST = batch(other=[[900], []], i=[[1, 1], [2]], user=[[7], [8]], seen=[[1, 2], []], liked=[[2], [2]])
+FIRST = batch(
+    other=[[900], []], i=[[1, 1], [2]], user=[[7], [8]], seen=[[1, 2], []], liked=[[2], [2]]
+)
 SECOND = batch(seen=[[3]], liked=[[]], user=[[7]], i=[[]])
 
 

@@ -19,9 +19,7 @@ RANKS = 4
 def entry(sharding_type: str, rows: int, ranks: list[int]) -> ParameterSharding:
     """Describes a table whose shards have 8 columns each, on the given ranks."""
     devices = remote_devices("cpu", RANKS, RANKS)
-    shards = [
-        ShardMetadata([0, 8 * i], [rows, 8], devices[rank]) for i, rank in enumerate(ranks)
-    ]
+    shards = [ShardMetadata([0, 8 * i], [rows, 8], devices[rank]) for i, rank in enumerate(ranks)]
     return ParameterSharding(sharding_type, "fused", list(ranks), EnumerableShardingSpec(shards))
 
 

@@ -137,9 +137,7 @@ def _with_link(cluster: ClusterConfig, link: Mapping[str, float]) -> ClusterConf
     return replace(cluster, within_node=far) if cluster.local_ranks == cluster.ranks else cluster
 
 
-def _with_rates(
-    cluster: ClusterConfig, found: Mapping[str, Mapping[str, float]]
-) -> ClusterConfig:
+def _with_rates(cluster: ClusterConfig, found: Mapping[str, Mapping[str, float]]) -> ClusterConfig:
     """Returns the cluster with the rates of each system, as they were fitted."""
     by_system = {
         "fused" if system == FUSED else system: RatesConfig(
@@ -161,9 +159,7 @@ class _Equations:
         self._wanted: list[float] = []
         self._weights: list[float] = []
 
-    def add(
-        self, factors: Mapping[str, Mapping[str, float]], wanted: float, weight: float
-    ) -> None:
+    def add(self, factors: Mapping[str, Mapping[str, float]], wanted: float, weight: float) -> None:
         """Adds an equation: the sum of unknowns, each with its factor, is what is wanted."""
         row = {
             self._unknowns.setdefault((of, name), len(self._unknowns)): factor

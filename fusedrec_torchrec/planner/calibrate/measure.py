@@ -3,7 +3,8 @@
 All-to-alls and all-reduces of several sizes; then training steps of fused and stock tables, of
 shapes that differ in what they stress.  Their time is divided among latency and bytes of links,
 ids, rows, pooling and overhead by least squares, none of which may be negative.  So a rate is what
-the stage takes in a step, not in a loop of its own.  Of fused tables groups of stages are timed, too.
+the stage takes in a step, not in a loop of its own.  Of fused tables groups of stages are timed,
+too.
 
 Runs on all ranks of a cluster: ``fusedrec calibrate`` on one machine, ``torchrun -m
 fusedrec_torchrec.planner.calibrate.measure`` on several.

@@ -1,8 +1,8 @@
 """Which rates the stages of a fused step tell apart, and how long they take on the slowest rank.
 
 A step as a whole says little about what an id costs and what a row: shapes with more of one have
-more of the other.  The stages of a step are timed one by one, so a group of stages that are limited by
-the same rates is one more equation for these.
+more of the other.  The stages of a step are timed one by one, so a group of stages that are limited
+by the same rates is one more equation for these.
 """
 
 import time

@@ -2,8 +2,9 @@
 
 A step is a list of stages, each with a number for every rank: bytes that the rank sends in a
 collective, or bytes and ids that it works on.  Bytes are countable, and benchmarks count them.
-Seconds come from a cluster's rates.  A collective takes as long as it takes the rank that sends most;
-stages between two collectives take as long as the rank that is busiest in all of them together.
+Seconds come from a cluster's rates.  A collective takes as long as it takes the rank that sends
+most; stages between two collectives take as long as the rank that is busiest in all of them
+together.
 
 Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its
 pooling; U distinct rows among them, the sum over rows of 1 - (1 - p)^n; G distinct bags, with m
