@@ -82,9 +82,7 @@ def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
     return trained(folder, SYSTEMS[what, system], seed, epochs, BATCH)
 
 
-def trained(
-    folder: Path, more: list[str], seed: int, epochs: int, batch: int
-) -> dict[str, float]:
+def trained(folder: Path, more: list[str], seed: int, epochs: int, batch: int) -> dict[str, float]:
     """Trains on this rank; returns the evaluation, and the bytes of a step.
 
     Args:

@@ -45,7 +45,9 @@ SYSTEMS: dict[str, list[str]] = {
     **{_dense(DENSITY, every): dense(DENSITY, f", every: {every}") for every in EVERY},
     **{_dense(density, 10): dense(density) for density in DENSITIES},
     **{
-        _rows(every): [line.replace("relative:", f"every: {every}, relative:") for line in dct(0.05)]
+        _rows(every): [
+            line.replace("relative:", f"every: {every}, relative:") for line in dct(0.05)
+        ]
         for every in ROWS_EVERY
     },
 }
@@ -135,9 +137,8 @@ def tables(results: Results) -> dict[str, str]:
 
     def told(system: str) -> str:
         apart = _apart(stored, system)
-        return (
-            f"{_fewer(stored, system):.0f}x fewer bytes, AUC {mean(apart):+.4f} ± {_margin(apart):.4f}"
-        )
+        fewer, auc = _fewer(stored, system), f"{mean(apart):+.4f} ± {_margin(apart):.4f}"
+        return f"{fewer:.0f}x fewer bytes, AUC {auc}"
 
     rows = [
         (
@@ -177,8 +178,12 @@ def draw(results: Results, path: Path) -> bool:
     ):
         apart = [_apart(stored, system) for system in systems]
         axes.errorbar(
-            sizes, [mean(values) for values in apart], yerr=[_margin(values) for values in apart],
-            marker="o", capsize=3, color="tab:blue",
+            sizes,
+            [mean(values) for values in apart],
+            yerr=[_margin(values) for values in apart],
+            marker="o",
+            capsize=3,
+            color="tab:blue",
         )
         for size, values in zip(sizes, apart, strict=True):
             axes.plot([size] * len(values), values, ".", color="0.6", zorder=0)

@@ -1,4 +1,4 @@
-"""FAE (VLDB 2022): how skewed accesses are, and what keeping the most used rows on the device saves.
+"""FAE (VLDB 2022): how skewed accesses are, and what hot rows on the device save.
 
 Bytes between host and device are counted on the batches of one epoch.  Nothing is copied: there is
 no GPU here.  All ways of training have tables of 64 columns in host memory, in fp32; what a step
@@ -35,7 +35,7 @@ LARGE = 10_000  # rows of a table that is worth to be called one
 WAYS = {
     "embeddings": "an embedding for each id (hybrid of CPU and GPU, no dedup)",
     "distinct": "distinct rows of a batch",
-    "fae": "FAE: nothing in hot batches, an embedding for each id in cold ones, the hot rows between",
+    "fae": "FAE: an embedding for each id in cold batches only, and the hot rows between",
     "hot_rows": "hot rows on the device, distinct cold rows",
     "hot_batches": "the same, with hot and cold batches",
 }
@@ -144,7 +144,10 @@ def _ratios(stored: Mapping[str, Any]) -> str:
     for name, found in stored.items():
         tables_of = found["use"]
         large = [t for t in tables_of if t["rows"] >= LARGE] or tables_of
-        for title, chosen in (("any table", tables_of), (f"tables of {LARGE:,} rows and more", large)):
+        for title, chosen in (
+            ("any table", tables_of),
+            (f"tables of {LARGE:,} rows and more", large),
+        ):
             top = max(chosen, key=lambda t: t["most"] / t["least"])
             rows.append(
                 (
@@ -155,7 +158,13 @@ def _ratios(stored: Mapping[str, Any]) -> str:
                     f"{top['most'] / top['median']:,.0f}x",
                 )
             )
-    columns = ("", "the most skewed", "accesses to its most used row", "/ least used", "/ median row")
+    columns = (
+        "",
+        "the most skewed",
+        "accesses to its most used row",
+        "/ least used",
+        "/ median row",
+    )
     return Table("", columns, rows).markdown()
 
 

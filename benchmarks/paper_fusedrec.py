@@ -1,4 +1,4 @@
-"""FusedRec (AAAI 2026): dedup by category in many messages against one exchange of all categories."""
+"""FusedRec (AAAI 2026): dedup by category in many messages, and all categories in one exchange."""
 
 from pathlib import Path
 
@@ -15,7 +15,6 @@ SERIES = ("FusedRec, Criteo", "FusedRec, 200 tables")
 def _range(values: list[float], unit: str = "x") -> str:
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
-
 
 
 def _simulated(results: Results, slower: str, ranks: int) -> str:
@@ -99,7 +98,11 @@ def draw(results: Results, path: Path) -> bool:
             error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
             axes.barh(
                 *(y + 0.4 * k - 0.2, ratio.median, 0.36),
-                color=color, xerr=error, ecolor="0.3", capsize=3, label=None if y else label,
+                color=color,
+                xerr=error,
+                ecolor="0.3",
+                capsize=3,
+                label=None if y else label,
             )
             axes.text(ratio.high, y + 0.4 * k - 0.2, f"  {ratio.median:.2f}x", va="center")
     axes.axvline(1, color="black", linewidth=1)

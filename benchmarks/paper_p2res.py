@@ -99,7 +99,14 @@ def figure_2(stored: Mapping[str, Any]) -> str:
         share, accesses = PAPER[name]
         frequent = "2.2 %" if name == "Criteo" else NOTHING
         rows.append(
-            (f"{name}, the paper", NOTHING, frequent, NOTHING, f"{share:.1%}: {accesses:.0%}", "< 1 %")
+            (
+                f"{name}, the paper",
+                NOTHING,
+                frequent,
+                NOTHING,
+                f"{share:.1%}: {accesses:.0%}",
+                "< 1 %",
+            )
         )
         for size, counts in found["batches"].items():
             f = Frequencies(counts)
@@ -206,7 +213,7 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def draw(results: Results, path: Path) -> bool:
-    """Draws figure 2: bars of items, and coverage of another batch; returns whether there is any."""
+    """Draws figure 2: bars of items, and coverage of another batch; returns if there is any."""
     stored = results.of("p2res")
     if stored is None:
         return False
@@ -223,7 +230,9 @@ def draw(results: Results, path: Path) -> bool:
         wanted = np.arange(BATCHES, 0, -1)
         axes.plot(-wanted, 100 * f.items[wanted], "--", color="tab:blue", label="items, cumulative")
         axes.plot(
-            -wanted, 100 * f.accesses[wanted], color="tab:red",
+            -wanted,
+            100 * f.accesses[wanted],
+            color="tab:red",
             label="accesses of another batch, cumulative",
         )
         axes.set_xticks(-np.arange(100, -1, -20), [str(k) for k in range(100, -1, -20)])

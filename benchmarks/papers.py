@@ -46,8 +46,12 @@ def filled(text: str) -> str:
 def write_page() -> None:
     PAGE.write_text(filled(PAGE.read_text()))
     results = Results(STORED)
-    for name, draw in (("fusedrec", paper_fusedrec.draw), ("p2res", paper_p2res.draw),
-                       ("fae", paper_fae.draw), ("dct", paper_dct.draw)):
+    for name, draw in (
+        ("fusedrec", paper_fusedrec.draw),
+        ("p2res", paper_p2res.draw),
+        ("fae", paper_fae.draw),
+        ("dct", paper_dct.draw),
+    ):
         if not draw(results, FIGURES / f"papers_{name}.png"):
             print(f"no figure of {name}, which was not measured")
 

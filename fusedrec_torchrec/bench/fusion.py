@@ -53,7 +53,9 @@ class Fusion:
         seconds, sent = w.measured["replay_seconds"], w.measured["replay_bytes"]
         slower = paired_ratio(seconds[DEDUP_PER_TABLE], seconds[w.headline])
         more = sent[w.headline] / sent[DEDUP_PER_TABLE]
-        self.bandwidth = Ratio(*(more * value for value in (slower.median, slower.low, slower.high)))
+        self.bandwidth = Ratio(
+            *(more * value for value in (slower.median, slower.low, slower.high))
+        )
         steps = w.measured["seconds"]
         self.speed_up = paired_ratio(steps[DEDUP_PER_TABLE], steps[w.headline])
         self.no_dedup = w.speed_up

@@ -78,7 +78,9 @@ def remote_distinct_rows(workload: Workload) -> dict[str, int]:
     """Returns how many rows the first batch needs of the other of two ranks, by table."""
     half = -(-CONFIG.rows // 2)
     return {
-        table: int((np.unique(workload.batches[0][table].values()) // half != dist.get_rank()).sum())
+        table: int(
+            (np.unique(workload.batches[0][table].values()) // half != dist.get_rank()).sum()
+        )
         for table in workload.table_rows
     }
 
