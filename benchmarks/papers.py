@@ -81,7 +81,7 @@ def main() -> None:
     dct = commands.add_parser("dct")
     dct.add_argument("data", help="a text file in Criteo's format")
     dct.add_argument("--seeds", type=int, default=8)
-    dct.add_argument("--epochs", type=int, default=2)
+    dct.add_argument("--epochs", type=int, default=1)
     commands.add_parser("simulated")
     commands.add_parser("page")
     arguments = parser.parse_args()
