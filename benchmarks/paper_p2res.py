@@ -24,7 +24,7 @@ PARTS = (1, 2, 4)  # of the largest batch that the data has 101 of
 PAPER = {"Criteo": (0.022, 0.90), "Taobao": (0.13, 0.86)}  # items, accesses that they take
 
 
-def frequencies(ids_FN: NDArray[np.int64], batch: int) -> dict[str, list[int]]:
+def count_frequencies(ids_FN: NDArray[np.int64], batch: int) -> dict[str, list[int]]:
     """Counts items by the number of batches that contain them, 0 to 100.
 
     Args:
@@ -60,7 +60,7 @@ def measure(data: Mapping[str, PreparedData]) -> dict[str, Any]:
             "features": list(source.table_rows),
             "samples": source.samples,
             "batches": {
-                str(size): frequencies(ids_FN, size) for size in (largest // p for p in PARTS)
+                str(size): count_frequencies(ids_FN, size) for size in (largest // p for p in PARTS)
             },
         }
     return result
@@ -196,17 +196,17 @@ def tables(results: Results) -> dict[str, str]:
     if both:
         made["p2res speed"] = _speeds(both)
     for text, system, simulated in (
-        ("items replicated, no dedup", None, "hot rows, no dedup"),
-        ("fused exchange", "fused_row_wise", "fused"),
-        ("fused exchange with hot rows", "fused_hot", "fused + hot rows"),
+        ("replicated items, no dedup, as P2RES", None, "hot rows, no dedup"),
+        ("the fused exchange", "fused_row_wise", "fused"),
+        ("the fused exchange with hot rows", "fused_hot", "fused + hot rows"),
     ):
-        paper = "part of 2.16 to 16.8x over all baselines, 32 GPUs" if system is None else NOTHING
+        paper = "2.16 to 16.8x over all baselines, 32 GPUs" if system is None else NOTHING
         for name in ("Criteo", "Taobao"):
             own = [w for w in both if w.config.series == f"P2RES, {name}"]
             measured = _medians(own, system) if system is not None and own else NOTHING
             shown = _simulated(results, simulated) if name == "Criteo" else NOTHING
             if measured or shown:
-                rows.append((f"{name}: speed of the {text}, TorchRec = 1", paper, measured, shown))
+                rows.append((f"{name}: TorchRec's best step / {text}", paper, measured, shown))
     if rows:
         made["p2res side by side"] = side_by_side(rows)
     return made
@@ -219,29 +219,33 @@ def draw(results: Results, path: Path) -> bool:
         return False
     from matplotlib import pyplot
 
-    figure, both = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
+    figure, both = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for axes, (name, found) in zip(both, stored.items(), strict=True):
         size, counts = next(iter(found["batches"].items()))
         f = Frequencies(counts)
-        bins = np.arange(BATCHES, 0, -5)
-        items = np.array(counts["items"]) / f.seen
-        heights = [100 * items[last - 4 : last + 1].sum() for last in bins]
-        axes.bar(-bins + 2, heights, width=4.6, color="tab:blue", label="items")
-        wanted = np.arange(BATCHES, 0, -1)
-        axes.plot(-wanted, 100 * f.items[wanted], "--", color="tab:blue", label="items, cumulative")
-        axes.plot(
-            -wanted,
-            100 * f.accesses[wanted],
+        items = 100 * np.array(counts["items"]) / f.seen
+        bins = np.arange(BATCHES, 0, -5)  # the last of five frequencies
+        heights = [items[last - 4 : last + 1].sum() for last in bins]
+        axes.bar(-bins + 2, heights, width=4.6, color="lightsteelblue", label="items, left axis")
+        axes.set_yscale("log")
+        axes.set_ylim(0.005, 200)
+        coverage = axes.twinx()
+        frequencies = np.arange(BATCHES, -1, -1)
+        coverage.plot(
+            -frequencies,
+            100 * f.accesses[frequencies],
             color="tab:red",
-            label="accesses of another batch, cumulative",
+            label="accesses of another batch to items of this frequency or more, right axis",
         )
+        coverage.set_ylim(0, 100)
+        coverage.grid(alpha=0.3)
         axes.set_xticks(-np.arange(100, -1, -20), [str(k) for k in range(100, -1, -20)])
         axes.set_xlabel(f"in how many of 100 batches of {size} samples")
         axes.set_title(name)
-        axes.grid(alpha=0.3)
-        axes.set_ylim(0, 100)
-    both[0].set_ylabel("%")
-    both[1].legend(loc="center right")
+    both[0].set_ylabel("% of the items")
+    coverage.set_ylabel("% of the accesses")
+    handles = [*both[1].containers, *coverage.lines]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return True
