@@ -94,7 +94,7 @@ def _bytes(data: PreparedData) -> dict[str, Any]:
         ]
     )
     order = np.random.default_rng(0).permutation(ids_FN.shape[1])
-    all_hot_N = is_hot_FN.all(axis=0)
+    all_hot_N = np.asarray(is_hot_FN.all(axis=0))
     cold = order[~all_hot_N[order]]
     rows = dict.fromkeys(WAYS, 0)
     rows["embeddings"] = ids_FN.size
@@ -235,13 +235,15 @@ def _epoch(hot: WorkloadFigures, every: WorkloadFigures, share: float, system: s
 
 
 def _times(results: Results) -> str | None:
-    hot, every = results.workloads("FAE, Criteo, hot batches"), results.workloads("P2RES, Criteo")
+    hot = results.workloads("FAE, Criteo, hot batches")
+    every = {w.config.link: w for w in results.workloads("P2RES, Criteo")}
     stored = results.of("fae")
     if not hot or not every or stored is None:
         return None
     share = stored["Criteo"]["traffic"]["hot_samples"]
     rows: list[tuple[str, ...]] = []
-    for w, all_batches in zip(hot, every, strict=True):
+    for w in hot:
+        all_batches = every[w.config.link]
         step = all_batches.systems["fused_row_wise"]
         for name, system in w.systems.items():
             epoch = "" if name == "table_wise" else f"{_epoch(w, all_batches, share, name):.2f}x"

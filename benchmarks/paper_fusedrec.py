@@ -1,11 +1,14 @@
 """FusedRec (AAAI 2026): dedup by category in many messages, and all categories in one exchange."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from paper_results import NOTHING, Results, side_by_side
 
+from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.fusion import Fusion
 from fusedrec_torchrec.bench.report import fusion
+from fusedrec_torchrec.bench.statistics import Ratio
 
 __all__ = ["draw", "tables"]
 
@@ -15,6 +18,16 @@ SERIES = ("FusedRec, Criteo", "FusedRec, 200 tables")
 def _range(values: list[float], unit: str = "x") -> str:
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def _by_link(workloads: list[WorkloadFigures], value: Callable[[Fusion], Ratio | None]) -> str:
+    """Returns the smallest and the largest median on each link."""
+    texts = []
+    for link in dict.fromkeys(w.config.link for w in workloads):
+        ratios = [value(Fusion(w)) for w in workloads if w.config.link == link]
+        medians = [ratio.median for ratio in ratios if ratio is not None]
+        texts.append(f"{link or 'loopback'} {_range(medians)}")
+    return "; ".join(texts)
 
 
 def _simulated(results: Results, slower: str, ranks: int) -> str:
@@ -41,7 +54,6 @@ def tables(results: Results) -> dict[str, str]:
     found = [Fusion(w) for w in workloads]
     rounds = [f.apart.rounds / f.fused.rounds for f in found]
     small = [f"{100 * m.small:.0f} %" for f in found[:1] for m in (f.apart, f.fused)]
-    by_table = [f.speed_up.median for f in found]
     rows = [
         (
             "rounds of all-to-all, dedup by category / fused",
@@ -58,19 +70,19 @@ def tables(results: Results) -> dict[str, str]:
         (
             "bandwidth that messages reach, fused / by category",
             "5.66x",
-            _range([f.bandwidth.median for f in found]),
+            _by_link(workloads, lambda f: f.bandwidth),
             NOTHING,
         ),
         (
             "throughput, fused / dedup by category",
             "1.38x in the mean",
-            _range(by_table),
+            _by_link(workloads, lambda f: f.speed_up),
             _simulated(results, "dedup by table", 128),
         ),
         (
             "throughput, fused / an exchange without dedup",
             "1.17x",
-            _range([f.no_dedup.median for f in found if f.no_dedup is not None]),
+            _by_link(workloads, lambda f: f.no_dedup),
             _simulated(results, "TorchRec", 128),
         ),
         ("scaling efficiency to 128 GPUs", "0.93", NOTHING, _scaling(results)),
