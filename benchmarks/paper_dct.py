@@ -25,8 +25,8 @@ __all__ = ["draw", "measure", "tables"]
 RANKS = 2
 BATCH = 128
 MODEL = [
-    "model.dense_arch=[128,64,16]",
-    "model.over_arch=[128,1]",
+    "model.dense_arch=[256,64,16]",
+    "model.over_arch=[256,1]",
     "data.eval_batch_size=4096",
 ]
 PLAIN = "fp32"

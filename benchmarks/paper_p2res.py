@@ -159,9 +159,9 @@ def _speeds(workloads: list[WorkloadFigures]) -> str:
 
 
 def _medians(workloads: list[WorkloadFigures], system: str) -> str:
-    ratios = [w.speed_up_of(system) for w in workloads]
-    values = [ratio.median for ratio in ratios if ratio is not None]
-    return f"{min(values):.2f} to {max(values):.2f}x" if values else NOTHING
+    """Returns the median on each link."""
+    ratios = {w.config.link or "loopback": w.speed_up_of(system) for w in workloads}
+    return "; ".join(f"{link} {r.median:.2f}x" for link, r in ratios.items() if r is not None)
 
 
 def _simulated(results: Results, system: str) -> str:
