@@ -30,6 +30,7 @@ MODEL = [
     "data.eval_batch_size=4096",
 ]
 PLAIN = "fp32"
+FIGURE = "![AUC over interval and density](figures/papers_dct.png)"
 DENSITY = 0.009  # a hundredth of the bytes of an all-reduce between two ranks
 EVERY = (10, 100, 1000)
 DENSITIES = (0.03, 0.003)
@@ -131,7 +132,7 @@ def _quality(stored: Mapping[str, Any]) -> str:
         f"{len(plain)} seeds, {plain[0]['steps']:.0f} steps of {stored['batch']} samples; mean ± "
         "standard deviation over the seeds, and the mean difference to `fp32` with the same seed."
     )
-    return f"{about}\n\n{Table('', columns, rows).markdown()}"
+    return f"{about}\n\n{Table('', columns, rows).markdown()}\n\n{FIGURE}"
 
 
 def tables(results: Results) -> dict[str, str]:

@@ -12,6 +12,7 @@ from fusedrec_torchrec.bench.statistics import Ratio
 
 __all__ = ["draw", "tables"]
 
+FIGURE = "![Fused, in units of dedup table by table](figures/papers_fusedrec.png)"
 SERIES = ("FusedRec, Criteo", "FusedRec, 200 tables")
 
 
@@ -89,7 +90,7 @@ def tables(results: Results) -> dict[str, str]:
     ]
     return {
         "fusedrec side by side": side_by_side(rows),
-        "fusedrec messages": fusion(workloads).markdown(),
+        "fusedrec messages": f"{fusion(workloads).markdown()}\n\n{FIGURE}",
     }
 
 
