@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help setup demo test test-1.9 test-stacks test-all test-faults test-cuda test-gpu check format docs figures quality bench mlperf \
-	performance hot grid planner compression clean
+	performance hot grid planner compression papers clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -32,6 +32,7 @@ help:
 	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
 	@echo "make planner   all of docs/predictions.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
 	@echo "make compression  all of docs/compression_results.md, an hour: make compression DATA=train.txt.gz"
+	@echo "make papers    all of docs/papers.md, half an hour: make papers DATA=train.txt.gz TAOBAO=UserBehavior.csv.gz"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -184,6 +185,22 @@ compression: $(READY)
 		--output benchmarks/results/compression
 	$(BIN)/python docs/performance.py
 	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression_results.md
+
+# The papers' tables.  Taobao's sample may be shorter than a day, so its end is what is held out.
+papers: $(READY)
+	@test -n "$(DATA)" -a -n "$(TAOBAO)" || \
+		(echo "make papers DATA=train.txt.gz TAOBAO=UserBehavior.csv.gz, as root" && exit 2)
+	$(BIN)/fusedrec prepare $(DATA) --output runs/papers/criteo --on-bad-line skip
+	$(BIN)/fusedrec prepare --config configs/taobao.yaml --set "data.table.files=[$(TAOBAO)]" \
+		--set data.table.prepared=runs/papers/taobao --set "data.table.split={by: end}" \
+		--set "data.table.tables={}"
+	$(BIN)/fusedrec bench benchmarks/papers.yaml --data runs/papers/criteo --table runs/papers/taobao \
+		--output benchmarks/results/papers
+	$(BIN)/python benchmarks/papers.py p2res runs/papers/criteo runs/papers/taobao
+	$(BIN)/python benchmarks/papers.py fae runs/papers/criteo runs/papers/taobao
+	$(BIN)/python benchmarks/papers.py dct $(DATA)
+	$(BIN)/python benchmarks/papers.py simulated
+	$(BIN)/python benchmarks/papers.py page
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

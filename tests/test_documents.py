@@ -35,6 +35,10 @@ FILL_PAGES = (
     "for page in performance.PAGES:\n"
     "    print(page.name, performance.fill(page.read_text()) == page.read_text())"
 )
+FILL_PAPERS = (
+    "import sys; sys.path.insert(0, 'benchmarks'); import papers\n"
+    "print(papers.filled(papers.PAGE.read_text()), end='')"
+)
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -232,6 +236,14 @@ def test_no_results_are_missing() -> None:
     compression = (ROOT / "docs" / "compression_results.md").read_text()
     assert re.search(r"\| int8 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
     assert re.search(r"\| 0\.009 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
+
+
+def test_the_tables_of_the_papers_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    done = python("-c", FILL_PAPERS, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == page
+    assert re.search(r"\| Criteo, batches of \d+ \| [\d,]+ \| [\d.]+%", page)
 
 
 def test_figures_of_speed_are_those_of_the_measurements() -> None:

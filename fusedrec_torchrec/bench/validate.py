@@ -27,6 +27,7 @@ from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import (
     HOT_SYSTEMS,
     PLANNED_SYSTEMS,
+    DataName,
     SuiteConfig,
     WorkloadConfig,
     steps_alike,
@@ -329,7 +330,8 @@ def validate(
     places = [place for place in ranks_and_links(workloads) if unavailable(place[1]) is None]
     for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):
         clusters[ranks, link] = calibrate_cluster(folder, ranks, link, suite)
-    document = run_suite(suite, prepared, folder, only, progress)
+    data: dict[DataName, str] = {} if prepared is None else {"criteo": prepared}
+    document = run_suite(suite, data, folder, only, progress)
     comparisons = list(compare(document["results"], clusters, prepared))
     write_json(folder / VALIDATION, {"comparisons": [asdict(c) for c in comparisons]})
     draw_validation(folder / "predicted.png", comparisons)
