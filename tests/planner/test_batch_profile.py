@@ -1,5 +1,7 @@
 """Access profiles of batches that a training script has at hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -150,9 +152,10 @@ def test_a_batch_tells_the_planner_what_it_would_not_know(repeat: bool) -> None:
     """Bags of many ids are pooled by owners, which nobody would know without the batch."""
     model, topology = one_table(10**6), Topology(2, "cpu", local_world_size=2)
 
-    def planned(**knowledge: fr.AccessProfile) -> str:
-        planner = fr.FusedShardingPlanner(topology=topology, batch_size=256, **knowledge)
-        return str(planner.plan(model, fr.fused_sharders()).plan["bags"]["t"].sharding_type)
+    def planned(profile: fr.AccessProfile | None = None) -> str:
+        planner = fr.FusedShardingPlanner(topology=topology, batch_size=256, profile=profile)
+        plan: Any = planner.plan(model, fr.fused_sharders())
+        return str(plan.plan["bags"]["t"].sharding_type)
 
     assert planned() == FUSED
     assert planned(profile=fr.profile_batches(model, [long_bags(repeat)])) in OWNER_POOLED
