@@ -20,7 +20,7 @@ import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _slot_of
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.gpu.starts import starts_on_device
 
 __all__ = ["ask_bags", "pack_units"]
 
@@ -381,7 +381,7 @@ def pack_units(
     _pack_units[(triton.cdiv(bags, ELEMENTS // ids),)](
         ids_N, None if weights_N is None else weights_N.view(torch.int32), starts_B1, refused,
         bag_ends_S, ends_S, shards_3X[0], shards_3X[1], shards_3X[2], runs_X, part_cells_P1,
-        sums_C1, counts_HW, rows, to_device(starts_W, words.device), words,
+        sums_C1, counts_HW, rows, starts_on_device(starts_W, words.device), words,
         bags, ids_N.numel(), slots, lines // 2, ranks, rows.size(0), rows.stride(0),
         words.numel(),
         WEIGHTED=weights_N is not None, STEPS=_steps(slots), IDS=ids, BLOCK=ELEMENTS // ids,
