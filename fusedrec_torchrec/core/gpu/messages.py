@@ -126,7 +126,7 @@ def _collect_headers(
     tl.store(out + to, word, mask=is_header | is_count | is_sum | is_status)
 
 
-@triton.jit
+@kernel()
 def _unpack(messages, pieces, out, BLOCK: tl.constexpr):
     """Copies a piece, ``program_id(1)``: from a place of a rank's message to one of the output."""
     piece = tl.program_id(1)
