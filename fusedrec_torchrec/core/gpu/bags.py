@@ -92,14 +92,15 @@ def _insert_bags(
     """Has every bag with ids find its place, and tells the place which bags are there.
 
     Places hold numbers of bags plus one, and the number of bags minus that of their first one, so
-    that they are empty if all is zero.
+    that they are empty if all is zero.  Bags and places are counted in 32 bits: with 64 registers
+    would be spilled.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < bags
     begin, length = _bag(starts, refused, at, live, n)
     own_hash = tl.load(hashes + at, mask=live, other=0)
     own_table = tl.load(table_of_bag + at, mask=live, other=0)
-    place = (own_hash.to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int64)
+    place = (own_hash.to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int32)
     has_ids = live & (length > 0)
     is_open = has_ids
     while tl.max(is_open.to(tl.int32), 0) > 0:
@@ -108,11 +109,11 @@ def _insert_bags(
         if tl.max(is_empty.to(tl.int32), 0) > 0:
             # All take part: who wants nothing changes zero to zero, at a place of its own.
             target = tl.where(is_empty, place, tl.where(live, at, 0))
-            new = tl.where(is_empty, at + 1, 0).to(tl.int32)
+            new = tl.where(is_empty, at + 1, 0)
             before = tl.atomic_cas(held_by + target, tl.zeros_like(new), new)
             held = tl.where(is_empty, before, held)
         is_held = is_open & (held != 0)
-        other = tl.where(is_held, held - 1, 0).to(tl.int64)
+        other = tl.where(is_held, held - 1, 0)
         other_begin, other_length = _bag(starts, refused, other, is_held, n)
         is_same = is_held & (tl.load(hashes + other, mask=is_held, other=0) == own_hash)
         is_same = is_same & (tl.load(table_of_bag + other, mask=is_held, other=0) == own_table)
@@ -129,8 +130,8 @@ def _insert_bags(
                 differs = differs | (bits != others)
         is_open = is_held & ((~is_same) | differs)
         place = tl.where(is_open, (place + 1) & mask, place)
-    tl.atomic_max(first_of + place, (bags - at).to(tl.int32), mask=has_ids)
-    tl.store(place_of_bag + at, place.to(tl.int32), mask=has_ids)
+    tl.atomic_max(first_of + place, bags - at, mask=has_ids)
+    tl.store(place_of_bag + at, place, mask=has_ids)
 
 
 @kernel(numbers="bags n", addresses="starts refused place_of_bag")

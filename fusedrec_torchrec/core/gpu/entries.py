@@ -29,7 +29,7 @@ from fusedrec_torchrec.core.transfer import to_device
 __all__ = ["decode_entries", "encode_entries", "put_entries", "take_entries"]
 
 BLOCK = 1024
-SCANNED = 4096  # rows at a time of the one program that a rank has
+SCANNED = 2048  # rows at a time of the one program that a rank has
 ELEMENTS = 1024  # of the rows that a program has in hand
 ARRANGED = 4096  # of the rows that this one has, and its warps
 WARPS = 16

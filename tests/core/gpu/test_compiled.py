@@ -16,7 +16,7 @@ from tests.core.gpu.compiled import ARCHITECTURES, Compiled
 from tests.core.gpu.launch import Launch, recorded_launches
 
 # A rank has one program of these, and what counts is how many warps it has.
-ONE_PROGRAM = ("entries._arrange",)
+ONE_PROGRAM = ("entries._arrange", "entries._find")
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
