@@ -26,6 +26,7 @@ __all__ = ["ask_bags", "pack_units"]
 
 BLOCK = 128
 ELEMENTS = 256  # ids that a program has in hand
+PACKED = 128  # when it writes what owners are asked for: with more, registers are spilled
 MOST_IDS = 16  # of a bag at a time
 
 
@@ -379,13 +380,13 @@ def pack_units(
     bag_ends_S, runs_X, _, _, part_cells_P1 = _split(places, slots, shards, lines // 2 * ranks)
     rows = counts_HW[:0] if row_counts_KO is None else row_counts_KO
     ids = _ids_at_a_time(ids_N.numel(), bags)
-    _pack_units[(triton.cdiv(bags, ELEMENTS // ids),)](
+    _pack_units[(triton.cdiv(bags, PACKED // ids),)](
         ids_N, None if weights_N is None else weights_N.view(torch.int32), starts_B1, refused,
         bag_ends_S, ends_S, shards_3X[0], shards_3X[1], shards_3X[2], runs_X, part_cells_P1,
         sums_C1, counts_HW, rows, starts_on_device(starts_W, words.device), words,
         bags, ids_N.numel(), slots, lines // 2, ranks, rows.size(0), rows.stride(0),
         words.numel(),
-        WEIGHTED=weights_N is not None, STEPS=_steps(slots), IDS=ids, BLOCK=ELEMENTS // ids,
+        WEIGHTED=weights_N is not None, STEPS=_steps(slots), IDS=ids, BLOCK=PACKED // ids,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def check(results: list[Compiled], launches: int) -> None:
     assert len(results) >= len(ARCHITECTURES) * launches
     for one in results:
         assert one.stack == 0, one  # nothing is spilled
-        assert one.occupancy >= 0.4 or one.kernel in ONE_PROGRAM, one
+        assert one.occupancy >= 0.3 or one.kernel in ONE_PROGRAM, one
 
 
 @needs_triton
