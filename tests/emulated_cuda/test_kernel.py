@@ -42,7 +42,7 @@ def variants() -> tuple[int, list[str]]:
         launched.append(variant.compiled)
         launch(variant, *args)
 
-    Variant.launch = noting  # type: ignore[method-assign]
+    Variant.launch = noting  # type: ignore[method-assign, assignment]
     try:
         for constants in CONSTANTS:
             for given in launches() * 2:  # the second time they are remembered

@@ -130,7 +130,9 @@ def table(results: list[Compiled]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--fewer", action="store_true", help="one of those that differ in alignment")
+    parser.add_argument(
+        "--fewer", action="store_true", help="one of those that differ in alignment"
+    )
     given = parser.parse_args()
     launches = recorded_launches()
     results = compile_all(most_aligned(launches) if given.fewer else launches)
