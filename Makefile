@@ -20,7 +20,7 @@ help:
 	@echo "make test-stacks  checkpoints from one TorchRec to the other and back"
 	@echo "make test-all  the tests and the slow matrix, with both"
 	@echo "make test-faults  killed ranks, full disks, hangs, bad batches (a quarter of an hour)"
-	@echo "make test-cuda  the GPU tests on an emulated GPU, in .venv-cuda (8 GB)"
+	@echo "make test-cuda  the GPU tests on an emulated GPU, in .venv-cuda (8 GB); STACK=1.9 in .venv-cuda-1.9"
 	@echo "make test-gpu  the same on the GPUs of this machine, with benchmarks, into runs/gpu_report; in .venv-gpu"
 	@echo "make check     ruff and mypy"
 	@echo "make docs      the documentation, into site/"
@@ -54,9 +54,10 @@ help:
 	touch $@
 
 # The CUDA builds, with an emulated GPU (tests/emulated_cuda).
+CUDA_VENV := $(if $(filter 1.8,$(STACK)),.venv-cuda,.venv-cuda-$(STACK))
 EMULATOR := $(wildcard tests/emulated_cuda/runtime/*) tests/emulated_cuda/setup.sh
-.venv-cuda/.ready: pyproject.toml requirements-common.txt $(EMULATOR)
-	tests/emulated_cuda/setup.sh .venv-cuda $(PYTHON)
+$(CUDA_VENV)/.ready: pyproject.toml requirements-common.txt $(EMULATOR)
+	tests/emulated_cuda/setup.sh $(CUDA_VENV) $(PYTHON) $(STACK)
 	touch $@
 
 setup: $(READY)
@@ -75,8 +76,8 @@ test-faults: $(READY)
 	$(BIN)/python -m pytest tests/faults
 
 # One after another: every test has two ranks.  Not part of `make test`.
-test-cuda: .venv-cuda/.ready
-	.venv-cuda/bin/emulated python -m pytest -m gpu
+test-cuda: $(CUDA_VENV)/.ready
+	$(CUDA_VENV)/bin/emulated python -m pytest -m gpu
 
 # The CUDA builds, for GPUs.
 .venv-gpu/.ready: pyproject.toml
@@ -206,4 +207,4 @@ quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)
 
 clean:
-	rm -rf .venv .venv-1.9 .venv-cuda .venv-gpu site
+	rm -rf .venv .venv-1.9 .venv-cuda .venv-cuda-1.9 .venv-gpu site

@@ -23,7 +23,9 @@ def install() -> None:
     import tests.emulated_cuda.variable_batches  # noqa: F401
     from tests.emulated_cuda.collectives import replace_nccl
     from tests.emulated_cuda.dispatch import EmulatedDispatch
+    from tests.emulated_cuda.launches import note_launches
 
+    note_launches()
     replace_nccl()
     _watch_waits()
     EmulatedDispatch().__enter__()

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# setup.sh FOLDER [PYTHON]: makes FOLDER, a virtual environment with the CUDA builds of torch and
-# FBGEMM and the emulated GPU (8 GB, some minutes), and FOLDER/bin/emulated, which runs a command
-# in it.  Run from the project's root.
+# setup.sh FOLDER [PYTHON] [STACK]: makes FOLDER, a virtual environment with the CUDA builds of torch
+# and FBGEMM for TorchRec STACK, 1.8 or 1.9, and the emulated GPU (8 GB, some minutes), and
+# FOLDER/bin/emulated, which runs a command in it.  Run from the project's root.
 set -euo pipefail
 sources=$(cd "$(dirname "$0")/runtime" && pwd)
+case ${3:-1.8} in
+  1.8) torch=2.13.0 fbgemm=1.8.0 torchrec=1.8.0 ;;
+  1.9) torch=2.14.1 fbgemm=1.9.0 torchrec=1.9.2 ;;
+  *) echo "setup.sh: STACK is \"$3\", must be 1.8 or 1.9" >&2 && exit 2 ;;
+esac
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 "${2:-python3.11}" -m venv "$folder"
 pip=("$folder/bin/python" -m pip install --quiet)
 "${pip[@]}" --upgrade pip
 "${pip[@]}" -r requirements-common.txt
 # Three equals signs: the CUDA build, where pip also sees one for CPU (2.13.0+cpu).
-"${pip[@]}" torch===2.13.0
+"${pip[@]}" "torch===$torch"
 # Without what they require: torch is there, and so is the rest, by requirements-common.txt.
-"${pip[@]}" --no-deps fbgemm-gpu==1.8.0 torchrec==1.8.0 tensordict==0.15.3 torchmetrics==1.0.3
+"${pip[@]}" --no-deps "fbgemm-gpu==$fbgemm" "torchrec==$torchrec" tensordict==0.15.3 \
+  torchmetrics==1.0.3
 "${pip[@]}" --no-deps --no-build-isolation --editable .
 
 packages=$("$folder/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")

@@ -78,14 +78,15 @@ TRAINED: dict[str, dict[str, Any]] = {
 def compiled_in_training(case: Case) -> tuple[set[str], list[str]]:
     """Returns what some steps of one size have compiled, and what all others have, in order."""
     from triton import knobs
-    from triton.runtime.jit import JITFunction
 
     from fusedrec_torchrec.core import gpu
+    from fusedrec_torchrec.core.gpu.kernel import Kernel
 
     modules = [module for module in vars(gpu).values() if isinstance(module, ModuleType)]
     for function in [f for module in modules for f in vars(module).values()]:
-        if isinstance(function, JITFunction):
-            function.device_caches.clear()  # as in a new process; files of it are still there
+        if isinstance(function, Kernel):
+            function.variants.clear()  # as in a new process; files of them are still there
+            function.device_caches.clear()
     compiled: list[str] = []
 
     def note(fn: Any, repr: str, **_: Any) -> None:

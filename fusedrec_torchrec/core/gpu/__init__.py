@@ -10,6 +10,7 @@ and compile them.  docs/gpu.md says what that does and does not show.
 Files, in the order of the data path:
 
 - ``kernel``: what makes a kernel of a function, compiled once for batches of all sizes;
+- ``starts``: where messages begin, which is the same for many batches;
 - ``checks``: lengths of bags that do not fit the ids;
 - ``slots``: a batch slot after slot, whatever its features, and raw ids to rows;
 - ``segments``: how ids are put in order by row;
@@ -217,7 +218,10 @@ def _on_device_of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def on_device(*args: Any) -> Any:
-        with torch.cuda.device(_device_of(args)):  # does nothing if it is the current one
+        device = _device_of(args)
+        if device.index == torch.cuda.current_device():
+            return function(*args)
+        with torch.cuda.device(device):
             return function(*args)
 
     return on_device

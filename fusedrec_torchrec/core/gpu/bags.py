@@ -20,12 +20,13 @@ import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.kernel import kernel
 from fusedrec_torchrec.core.gpu.row_numbers import _slot_of
-from fusedrec_torchrec.core.transfer import to_device
+from fusedrec_torchrec.core.gpu.starts import starts_on_device
 
 __all__ = ["ask_bags", "pack_units"]
 
 BLOCK = 128
 ELEMENTS = 256  # ids that a program has in hand
+PACKED = 128  # when it writes what owners are asked for: with more, registers are spilled
 MOST_IDS = 16  # of a bag at a time
 
 
@@ -92,14 +93,15 @@ def _insert_bags(
     """Has every bag with ids find its place, and tells the place which bags are there.
 
     Places hold numbers of bags plus one, and the number of bags minus that of their first one, so
-    that they are empty if all is zero.
+    that they are empty if all is zero.  Bags and places are counted in 32 bits: with 64 registers
+    would be spilled.
     """
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < bags
     begin, length = _bag(starts, refused, at, live, n)
     own_hash = tl.load(hashes + at, mask=live, other=0)
     own_table = tl.load(table_of_bag + at, mask=live, other=0)
-    place = (own_hash.to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int64)
+    place = (own_hash.to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int32)
     has_ids = live & (length > 0)
     is_open = has_ids
     while tl.max(is_open.to(tl.int32), 0) > 0:
@@ -108,11 +110,11 @@ def _insert_bags(
         if tl.max(is_empty.to(tl.int32), 0) > 0:
             # All take part: who wants nothing changes zero to zero, at a place of its own.
             target = tl.where(is_empty, place, tl.where(live, at, 0))
-            new = tl.where(is_empty, at + 1, 0).to(tl.int32)
+            new = tl.where(is_empty, at + 1, 0)
             before = tl.atomic_cas(held_by + target, tl.zeros_like(new), new)
             held = tl.where(is_empty, before, held)
         is_held = is_open & (held != 0)
-        other = tl.where(is_held, held - 1, 0).to(tl.int64)
+        other = tl.where(is_held, held - 1, 0)
         other_begin, other_length = _bag(starts, refused, other, is_held, n)
         is_same = is_held & (tl.load(hashes + other, mask=is_held, other=0) == own_hash)
         is_same = is_same & (tl.load(table_of_bag + other, mask=is_held, other=0) == own_table)
@@ -129,8 +131,8 @@ def _insert_bags(
                 differs = differs | (bits != others)
         is_open = is_held & ((~is_same) | differs)
         place = tl.where(is_open, (place + 1) & mask, place)
-    tl.atomic_max(first_of + place, (bags - at).to(tl.int32), mask=has_ids)
-    tl.store(place_of_bag + at, place.to(tl.int32), mask=has_ids)
+    tl.atomic_max(first_of + place, bags - at, mask=has_ids)
+    tl.store(place_of_bag + at, place, mask=has_ids)
 
 
 @kernel(numbers="bags n", addresses="starts refused place_of_bag")
@@ -378,13 +380,13 @@ def pack_units(
     bag_ends_S, runs_X, _, _, part_cells_P1 = _split(places, slots, shards, lines // 2 * ranks)
     rows = counts_HW[:0] if row_counts_KO is None else row_counts_KO
     ids = _ids_at_a_time(ids_N.numel(), bags)
-    _pack_units[(triton.cdiv(bags, ELEMENTS // ids),)](
+    _pack_units[(triton.cdiv(bags, PACKED // ids),)](
         ids_N, None if weights_N is None else weights_N.view(torch.int32), starts_B1, refused,
         bag_ends_S, ends_S, shards_3X[0], shards_3X[1], shards_3X[2], runs_X, part_cells_P1,
-        sums_C1, counts_HW, rows, to_device(starts_W, words.device), words,
+        sums_C1, counts_HW, rows, starts_on_device(starts_W, words.device), words,
         bags, ids_N.numel(), slots, lines // 2, ranks, rows.size(0), rows.stride(0),
         words.numel(),
-        WEIGHTED=weights_N is not None, STEPS=_steps(slots), IDS=ids, BLOCK=ELEMENTS // ids,
+        WEIGHTED=weights_N is not None, STEPS=_steps(slots), IDS=ids, BLOCK=PACKED // ids,
     )  # fmt: skip
 
 

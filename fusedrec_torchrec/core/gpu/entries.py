@@ -8,6 +8,11 @@ equal ones.
 Scores are compared by the bits of their magnitude, which are in the same order; NaN counts as
 infinity.
 
+Where rows' entries begin is found by one program for each rank, which has few numbers to read as
+long as all entries fit: one for each row, thousands at a time.  Only if they do not fit, because
+the threshold is too low, it reads all rows five times.  More programs would need a launch for each
+of these readings, in every step, because the host does not know whether they are needed.
+
 Shape suffixes: R rows, D columns, E room for entries, W ranks.
 """
 
@@ -24,7 +29,8 @@ from fusedrec_torchrec.core.transfer import to_device
 __all__ = ["decode_entries", "encode_entries", "put_entries", "take_entries"]
 
 BLOCK = 1024
-SCANNED = 512  # rows at a time of the one program that a rank has
+SCANNED = 2048  # rows at a time of the one program that a rank has
+FOUND = 1024  # the same on the other side: with more, registers are spilled
 ELEMENTS = 1024  # of the rows that a program has in hand
 ARRANGED = 4096  # of the rows that this one has, and its warps
 WARPS = 16
@@ -129,7 +135,7 @@ def _arrange(
     first = begin
     while first < end:
         row = first + tl.arange(0, BLOCK)
-        own = tl.load(in_row + row, mask=row < end, other=0).to(tl.int64)
+        own = tl.load(in_row + row, mask=row < end, other=0)
         tl.store(first_of_row + row, used + tl.cumsum(own, 0) - own, mask=row < end)
         used += tl.sum(own, 0)
         first += BLOCK
@@ -221,14 +227,14 @@ def _find(
     while first < end:
         row = first + tl.arange(0, BLOCK)
         if INDEXED:
-            own = tl.load(where + row, mask=row < end, other=0).to(tl.int64)
+            own = tl.load(where + row, mask=row < end, other=0).to(tl.int32)
         else:
-            own = tl.zeros([BLOCK], tl.int64)
+            own = tl.zeros([BLOCK], tl.int32)
             for i in range(width):
                 byte = tl.load(where + row * width + i, mask=row < end, other=0).to(tl.int32)
                 byte -= (byte >> 1) & 0x55
                 byte = (byte & 0x33) + ((byte >> 2) & 0x33)
-                own += ((byte + (byte >> 4)) & 0x0F).to(tl.int64)
+                own += (byte + (byte >> 4)) & 0x0F
         tl.store(first_of_row + row, used + tl.cumsum(own, 0) - own, mask=row < end)
         used += tl.sum(own, 0)
         first += BLOCK
@@ -394,7 +400,7 @@ def decode_entries(
     rows, padded = _shape(dim)
     _find[(ranks,)](
         of_ranks, where, first, totals_W, width,
-        FIELDS=FIELDS, INDEXED=index_bytes > 0, BLOCK=SCANNED,
+        FIELDS=FIELDS, INDEXED=index_bytes > 0, BLOCK=FOUND, num_warps=WARPS,
     )  # fmt: skip
     _read[(_blocks(counts, rooms, rows), ranks)](
         of_ranks, where, columns, first, totals_W, values_E, positions_E, out_RD,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from fusedrec_torchrec.core.gpu.kernel import kernel
+from fusedrec_torchrec.core.gpu.starts import starts_on_device
 from fusedrec_torchrec.core.transfer import to_device
 
 __all__ = ["ask_owners", "collect_headers", "pack_rows", "unpack", "write_headers"]
@@ -125,7 +126,7 @@ def _collect_headers(
     tl.store(out + to, word, mask=is_header | is_count | is_sum | is_status)
 
 
-@triton.jit
+@kernel()
 def _unpack(messages, pieces, out, BLOCK: tl.constexpr):
     """Copies a piece, ``program_id(1)``: from a place of a rank's message to one of the output."""
     piece = tl.program_id(1)
@@ -152,7 +153,7 @@ def pack_rows(
         return
     buckets, owners = counts_KO.shape
     _pack[(triton.cdiv(keys_U.numel(), BLOCK),)](
-        keys_U, counts_KO, part_starts_P1, to_device(starts_W, words.device), words,
+        keys_U, counts_KO, part_starts_P1, starts_on_device(starts_W, words.device), words,
         keys_U.numel(), buckets, owners, len(starts_W), words.numel(), BLOCK=BLOCK,
     )  # fmt: skip
 

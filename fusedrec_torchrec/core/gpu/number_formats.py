@@ -31,7 +31,7 @@ SCALE = 4
 INFINITY = float("inf")
 
 
-@triton.jit
+@kernel()
 def _largest(rows, pieces, largest, ranks, buckets, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     """Finds the largest magnitude of some numbers of a bucket, as bits; -1 of no numbers."""
     bucket = tl.program_id(1)
@@ -139,7 +139,7 @@ def _encode(
             tl.store(behind + 1, least, mask=row < count)
 
 
-@triton.jit
+@kernel()
 def _decode(
     wire, pieces, out,
     WIDE: tl.constexpr, NARROW: tl.constexpr, BYTES: tl.constexpr,

@@ -213,9 +213,9 @@ def _rows_of_ids(
     words = 2 if GROUPED else 1
     key = tl.load(table + place * words, mask=live, other=1) - 1
     part = _part_of(key, part_starts, parts)
-    row, before_bucket = (part * 0).to(tl.int64), (part * 0).to(tl.int64)
+    row, before_bucket = part * 0, part * 0  # in 32 bits: with 64 registers would be spilled
     for p in range(parts):
-        count = tl.load(counts + p)
+        count = tl.load(counts + p).to(tl.int32)
         row += tl.where(part > p, count, 0)
         before_bucket += tl.where(part // owners * owners > p, count, 0)
     row += tl.load(number_of_place + place, mask=live, other=0)

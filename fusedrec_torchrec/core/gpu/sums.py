@@ -32,7 +32,7 @@ def _address(row, addresses, dim, PLAIN: tl.constexpr, live):
     return at
 
 
-@triton.jit
+@kernel()
 def _row_addresses(pieces, out, BLOCK: tl.constexpr):
     """Numbers of a piece, ``program_id(1)``, go up from its first one by steps of its dimension."""
     piece = pieces + 4 * tl.program_id(1)

@@ -54,7 +54,7 @@ def _mark_messages(
     tl.store(flags + row, (at * 0 + 1).to(tl.uint8), mask=at < size)
 
 
-@triton.jit
+@kernel()
 def _count_flags(flags, counts, rows, share, BLOCK: tl.constexpr):
     """Counts the flags of a program's share of the rows."""
     first = tl.program_id(0).to(tl.int64) * share

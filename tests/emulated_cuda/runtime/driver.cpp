@@ -10,6 +10,7 @@ extern "C" {
 // Of runtime.cpp, which every process has preloaded.
 int emulator_launch(const char*, const unsigned*, const unsigned*, void*) __attribute__((weak));
 int cudaDeviceGetAttribute(int*, int, int) __attribute__((weak));
+int cudaGetDevice(int*) __attribute__((weak));
 }
 
 API CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
@@ -42,6 +43,9 @@ API CUresult cuCtxGetCurrent(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 API CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+API CUresult cuCtxGetDevice(CUdevice* device) {
+  return static_cast<CUresult>(cudaGetDevice(device));
+}
 API CUresult cuCtxGetLimit(size_t* value, CUlimit) {
   *value = 1 << 20;
   return CUDA_SUCCESS;
