@@ -24,6 +24,7 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.flat_rows import FlatRows
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.replication import BatchReplicas
+from fusedrec_torchrec.exchange.row_changes import RowChanges
 from fusedrec_torchrec.exchange.slot_sequences import SlotSequences, gather
 
 __all__ = ["FusedOutputDist"]
@@ -33,7 +34,7 @@ class _RowExchange:
     """One batch's all-to-all of rows and, backward, of gradients.
 
     Replicated rows join the received ones at the end of the buffer, and their gradients leave from
-    there.
+    there.  Rows that have travelled early are not sent again; gradients of all rows are.
 
     Args:
         pg: the process group.
@@ -41,6 +42,7 @@ class _RowExchange:
         dims: columns of each bucket's rows.
         context: of the batch.
         wires: codecs of rows and of gradients; None if they travel as they are.
+        changes: notes that gradients are about to change rows.
     """
 
     def __init__(
@@ -50,12 +52,17 @@ class _RowExchange:
         dims: list[int],
         context: FusedShardingContext,
         wires: tuple[Wire, Wire] | None,
+        changes: RowChanges,
     ) -> None:
         def elements(counts: list[list[int]]) -> list[int]:
             return [sum(n * dim for n, dim in zip(row, dims, strict=True)) for row in counts]
 
         self._pg = pg
         self._buffers = buffers
+        self._elements = elements
+        self._batch = context
+        self._changes = changes
+        self._early, context.early = context.early, None
         self._counts_out = context.counts_out[: pg.size()]
         self._counts_in = context.counts_in
         received = elements(context.counts_out)
@@ -89,11 +96,15 @@ class _RowExchange:
             "received rows", (rows + self._replica_elements,), flat.dtype, flat.device
         )
         with stage("rows"):
+            if self._early is not None:
+                flat = self._early.sent.late_of(flat)
+            receive, send = self._travelling
             if self._wires is None:
-                self._start(flat, result[:rows], self._received, self._sent)
+                into = self._room(result)
+                self._start(flat, into, self._elements(receive), self._elements(send))
             elif self._talks:
-                encoded, self._entries_sent = self._wires[0].encode(flat, self._counts_in, training)
-                self._start_bytes(self._wires[0], encoded, self._counts_out, self._counts_in)
+                encoded, self._entries_sent = self._wires[0].encode(flat, send, training)
+                self._start_bytes(self._wires[0], encoded, receive, send)
         if self._replicas is not None:
             self._replicas.look_up(result[rows:])
         self._result = result
@@ -120,6 +131,19 @@ class _RowExchange:
         if self._replicas is not None:
             self._replicas.send_gradients(flat[rows:])
         self._result = result
+
+    @property
+    def _travelling(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns the units of each rank and bucket whose rows come, and those whose rows go."""
+        if self._early is None:
+            return self._counts_out, self._counts_in
+        return self._early.received.late, self._early.sent.late
+
+    def _room(self, result: torch.Tensor) -> torch.Tensor:
+        """Returns where the rows that come are to be written, of those that there will be."""
+        if self._early is None:
+            return result[: sum(self._received)]
+        return self._early.room_for_late
 
     @property
     def _talks(self) -> bool:
@@ -160,11 +184,21 @@ class _RowExchange:
         if arrived is not None:
             assert self._wires is not None
             if what == "rows":
-                rows = result[: sum(self._received)]
-                self._entries_received = self._wires[0].decode(arrived, self._counts_out, rows)
+                receive, _ = self._travelling
+                into = self._room(result)
+                self._entries_received = self._wires[0].decode(arrived, receive, into)
             else:
                 self._wires[1].decode(arrived, self._counts_in, result, self._entries_sent)
+        if what == "rows" and self._early is not None:
+            self._early.join(result[: sum(self._received)])
+            self._early = None
         return result
+
+    def finish_gradients(self) -> torch.Tensor:
+        """Waits for gradients, and tells that rows are about to be updated by them."""
+        gradients = self.finish("gradients")
+        self._changes.update(self._batch)
+        return gradients
 
 
 class _Launch(Function):
@@ -178,7 +212,7 @@ class _Launch(Function):
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
         with stage("gradients"):
-            return ctx.exchange.finish("gradients"), None
+            return ctx.exchange.finish_gradients(), None
 
 
 class _Wait(Function):
@@ -203,6 +237,7 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         pg: the process group.
         dims: columns of each bucket's rows.
         wires: codecs of rows and of gradients; None if they travel as they are.
+        changes: notes what changes the rows; if None, nobody asks.
     """
 
     def __init__(
@@ -210,10 +245,12 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         pg: dist.ProcessGroup,
         dims: list[int],
         wires: tuple[Wire, Wire] | None = None,
+        changes: RowChanges | None = None,
     ) -> None:
         super().__init__()
         self._pg = pg
         self.wires = wires
+        self._changes = changes or RowChanges()
         self._dims = dims
         self._row_buffers = Buffers()
 
@@ -222,7 +259,13 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
     ) -> Awaitable[torch.Tensor]:
         assert sharding_ctx is not None
         return PooledRowsAwaitable(
-            self._pg, self._dims, self._row_buffers, local_embs.view(-1), sharding_ctx, self.wires
+            self._dims,
+            self._row_buffers,
+            local_embs.view(-1),
+            sharding_ctx,
+            _RowExchange(
+                self._pg, self._row_buffers, self._dims, sharding_ctx, self.wires, self._changes
+            ),
         )
 
 
@@ -231,18 +274,17 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
         dims: list[int],
         buffers: Buffers,
         flat_rows: torch.Tensor,
         context: FusedShardingContext,
-        wires: tuple[Wire, Wire] | None,
+        exchange: _RowExchange,
     ) -> None:
         super().__init__()
         self._dims = dims
         self._buffers = buffers
         self._context = context
-        self._exchange = _RowExchange(pg, buffers, dims, context, wires)
+        self._exchange = exchange
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None
 
