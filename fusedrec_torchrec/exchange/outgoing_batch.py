@@ -146,7 +146,7 @@ class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):
 
     def _wait_impl(self) -> "ReceivedOnce":
         with stage("ids"):
-            return ReceivedOnce(self._receive())
+            return ReceivedOnce(self._receive(), self.context)
 
     def _receive(self) -> Awaitable[ReceivedRows]:
         raise NotImplementedError
@@ -157,10 +157,14 @@ class ReceivedOnce(Awaitable[ReceivedRows]):
 
     Args:
         awaitable: what gives it.
+        context: what this rank remembers of the batch.
     """
 
-    def __init__(self, awaitable: Awaitable[ReceivedRows]) -> None:
+    def __init__(
+        self, awaitable: Awaitable[ReceivedRows], context: FusedShardingContext
+    ) -> None:
         super().__init__()
+        self.context = context
         self._awaitable = awaitable
         self._received: ReceivedRows | None = None
 

@@ -62,6 +62,7 @@ class _RowExchange:
         self._elements = elements
         self._batch = context
         self._changes = changes
+        self.waits_later = context.late_gradients is not None
         self._early, context.early = context.early, None
         self._counts_out = context.counts_out[: pg.size()]
         self._counts_in = context.counts_in
@@ -77,7 +78,7 @@ class _RowExchange:
         self._arriving: torch.Tensor | None = None  # bytes, still to be decoded
         self._entries_sent: list[Entries | None] | None = None
         self._entries_received: list[Entries | None] | None = None
-        self._scale_is_taken = False
+        self._scale_is_taken = self._has_gradients = False
 
     def take_scale(self) -> float:
         """Returns what gradients are to be multiplied with; whoever calls this does it.
@@ -130,7 +131,7 @@ class _RowExchange:
                 self._start_bytes(self._wires[1], encoded, self._counts_in, self._counts_out)
         if self._replicas is not None:
             self._replicas.send_gradients(flat[rows:])
-        self._result = result
+        self._result, self._has_gradients = result, True
 
     @property
     def _travelling(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -194,9 +195,16 @@ class _RowExchange:
             self._early = None
         return result
 
-    def finish_gradients(self) -> torch.Tensor:
-        """Waits for gradients, and tells that rows are about to be updated by them."""
-        gradients = self.finish("gradients")
+    def finish_gradients(self) -> torch.Tensor | None:
+        """Waits for gradients, and tells that rows are about to be updated by them.
+
+        Returns:
+            None if there are none, as nobody has sent any.
+        """
+        if not self._has_gradients:
+            return None
+        with stage("gradients"):
+            gradients = self.finish("gradients")
         self._changes.update(self._batch)
         return gradients
 
@@ -210,9 +218,10 @@ class _Launch(Function):
         return exchange.send_rows(flat, training=ctx.needs_input_grad[0])
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with stage("gradients"):
-            return ctx.exchange.finish_gradients(), None
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        if ctx.exchange.waits_later:
+            return None, None
+        return ctx.exchange.finish_gradients(), None
 
 
 class _Wait(Function):
@@ -285,6 +294,8 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
         self._buffers = buffers
         self._context = context
         self._exchange = exchange
+        if context.late_gradients is not None and flat_rows.requires_grad:
+            flat_rows = context.late_gradients.cut(flat_rows, exchange.finish_gradients)
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None
 

@@ -9,6 +9,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 
 from fusedrec_torchrec.exchange.early_dist import EarlyCount, EarlyDist
+from fusedrec_torchrec.exchange.late_gradients import LateGradients
 from fusedrec_torchrec.exchange.outgoing_batch import ReceivedOnce
 from fusedrec_torchrec.sharding.modules.fused_tables import FusedTables, fused_tables_of
 
@@ -25,9 +26,11 @@ class FusedPipelineContext(TrainPipelineContext):
     Attributes:
         received: by the name of a module with fused tables what its owners are asked for, once all
             headers have been read.
+        late_gradients: of the batch's rows, for after backward.
     """
 
     received: dict[str, ReceivedOnce] = field(default_factory=dict)
+    late_gradients: LateGradients = field(default_factory=LateGradients)
 
 
 class FusedTrainPipeline(TrainPipelineSparseDist[In, Out]):
@@ -104,11 +107,15 @@ class FusedTrainPipeline(TrainPipelineSparseDist[In, Out]):
             for name, request in context.input_dist_tensors_requests.items()
             if name in self._fused
         }
+        for received in context.received.values():
+            received.context.late_gradients = context.late_gradients
 
     def _backward(self, losses: torch.Tensor) -> None:
-        if len(self.contexts) > 1:
-            self._send_early(*list(self.contexts)[:2])
+        current, *coming = list(self.contexts)[:2]
+        for context in coming:
+            self._send_early(current, context)
         super()._backward(losses)
+        current.late_gradients.apply()
 
     @torch.no_grad()
     def _send_early(self, current: FusedPipelineContext, coming: FusedPipelineContext) -> None:

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.core.collective_counter import Collective, CollectiveCounter
@@ -33,11 +25,9 @@ from tests.sharding.modules.test_pipelines import (
     build,
     plain_loop,
     snapshot,
-    squares,
 )
 
 CPU = torch.device("cpu")
-torch.fx.wrap("squares")
 FUSED = TABLES[:2]
 HOT = (Table("a", 50, hot=(0, 1, 7)), TABLES[1])
 FLOATS: dict[str, Any] = {"integers": False, "optimizer": "rowwise_adagrad"}
@@ -295,104 +285,6 @@ def test_two_more_collectives_and_no_row_twice(clusters: Any, world_size: int) -
             others = [message for message in messages if message[0] != torch.int32]
             assert [dtype for dtype, _ in others] == [numbers, torch.uint8, numbers, numbers]
             assert [sent for _, sent in others] == by_hand
-
-
-# ---------------------------------------------------------------- several modules
-
-
-class Several(nn.Module):
-    """Two collections that are pooled and one that is not, with a dense part of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        meta = torch.device("meta")
-        self.first = EmbeddingBagCollection([pooled("a", 50, 8)], device=meta)
-        self.second = EmbeddingBagCollection(
-            [pooled("b", 33, 16), pooled("c", 40, 8)], device=meta
-        )
-        self.rows = EmbeddingCollection(
-            [
-                EmbeddingConfig(
-                    name="d", num_embeddings=60, embedding_dim=8, feature_names=["f_d"]
-                )
-            ],
-            device=meta,
-        )
-        self.over = nn.Linear(3, 1)
-
-    def forward(self, item: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        first = squares(self.first(item.features)).mean()
-        second = squares(self.second(item.features)).mean()
-        third = squares(self.rows(item.features)).mean()
-        loss = self.over(torch.stack([first, second, third])).square().sum()
-        return loss, loss.detach()
-
-
-def pooled(name: str, rows: int, dim: int) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
-        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"]
-    )
-
-
-def several() -> tuple[DistributedModelParallel, KeyedOptimizer]:
-    """The model, sharded, and the optimizer of all its parameters."""
-    torch.manual_seed(0)
-    model = Several()
-    sharders = fr.fused_sharders({"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.5})
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    plan = {}
-    for path, tables in (("first", "a"), ("second", "bc"), ("rows", "d")):
-        module = getattr(model, path)
-        plan[path] = construct_module_sharding_plan(
-            module,
-            {table: fr.fused_row_wise() for table in tables},
-            by_type[type(module)],
-            device_type="cpu",
-        )
-    parallel = DistributedModelParallel(
-        model, plan=ShardingPlan(plan), sharders=sharders, device=CPU
-    )
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(parallel.named_parameters())),
-        lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-    )
-    return parallel, CombinedOptimizer([parallel.fused_optimizer, dense])
-
-
-SEVERAL = Case(tuple(Table(t, n) for t, n in zip("abcd", (50, 33, 40, 60), strict=True)), (6, 4))
-
-
-def train_several() -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns the number of collectives in steps, and of each module rows and early ones."""
-    runs = []
-    for kind in (TrainPipelineSparseDist, fr.FusedTrainPipeline):
-        model, optimizer = several()
-        pipeline: Any = kind(model, optimizer, CPU)
-        iterator, outputs, counts = batches(SEVERAL), [], []
-        for _ in range(STEPS):
-            with CollectiveCounter() as counter:
-                outputs.append(pipeline.progress(iterator))
-            counts.append(len([c for c in counter.collectives if c.name == "all_to_all"]))
-        states = [*model.state_dict().values(), *model.fused_optimizer.state_dict()["state"]]
-        parts = [
-            part.clone()
-            for value in states
-            if not isinstance(value, str)
-            for _, part in local_parts(value)
-        ]
-        runs.append((outputs, parts))
-    (want_outputs, want_parts), (got_outputs, got_parts) = runs
-    all_same(got_outputs, want_outputs)
-    all_same(got_parts, want_parts)
-    return counts, [(count.rows, count.early) for count in pipeline.early_rows]
-
-
-def test_modules_have_early_rows_of_their_own(cluster_2: Cluster) -> None:
-    for counts, modules in cluster_2.run(train_several):
-        assert len(modules) == 3
-        assert all(0 < rows_early < rows for rows, rows_early in modules)
-        # Ids, late rows, bits, early rows, gradients; in the last step nothing for a next one.
-        assert counts[3:] == [15] * (STEPS - 4) + [6]
 
 
 # ---------------------------------------------------------------- what goes wrong
