@@ -8,9 +8,9 @@ the value already that it will be looked up with.  So it goes ahead:
    whose sizes follow from the counts that both sides have;
 2. the early rows travel in ONE all-to-all that nobody waits for before the next batch is pooled.
 
-The rest is sent after the update, by the output dist, whose message is shorter by as many rows.  The
-lookup itself and all of backward are as they are without early rows, so the results are the same to
-the last bit.
+The rest is sent after the update, by the output dist, whose message is shorter by as many rows.
+The lookup itself and all of backward are as they are without early rows, so the results are the
+same to the last bit.
 
 Rows are early one by one.  Bags that their owners pool are all late, and so are rows whose codec
 encodes them together with others, or not twice in the same way.
@@ -163,7 +163,9 @@ class EarlyDist:
             ]
             flat = rank_major(pieces, self._elements(counts_in))
             total = sum(
-                count * dim for row in counts_out for count, dim in zip(row, self._dims, strict=True)
+                count * dim
+                for row in counts_out
+                for count, dim in zip(row, self._dims, strict=True)
             )
             room = self._buffers.take("early and late rows", (total,), flat.dtype, flat.device)
             from_ranks = [sum(row) for row in self._elements(counts_from)]
@@ -179,9 +181,7 @@ class EarlyDist:
                 arriving, flat, from_ranks, to_ranks, group=self._pg, async_op=True
             )
             arrive = partial(self._arrive, work, arriving, counts_from, early)
-            context.early = EarlyRows(
-                sent, received, room, early.numel(), arrive, promise.since
-            )
+            context.early = EarlyRows(sent, received, room, early.numel(), arrive, promise.since)
 
     def _arrive(
         self, work: dist.Work, arriving: torch.Tensor, counts: list[list[int]], out: torch.Tensor

@@ -45,9 +45,7 @@ class Split:
         so_far = torch.nn.functional.pad(early_U.cumsum(0), (1, 0))
         ends = list(accumulate((count for row in counts for count in row), initial=0))
         per_piece = so_far[torch.tensor(ends)].diff().tolist()
-        self.early: Counts = [
-            per_piece[i : i + buckets] for i in range(0, len(per_piece), buckets)
-        ]
+        self.early: Counts = [per_piece[i : i + buckets] for i in range(0, len(per_piece), buckets)]
         self.late: Counts = [
             [count - early for count, early in zip(of_all, of_early, strict=True)]
             for of_all, of_early in zip(counts, self.early, strict=True)

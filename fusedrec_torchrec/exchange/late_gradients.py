@@ -20,9 +20,7 @@ class LateGradients:
     def __init__(self) -> None:
         self._waiting: list[tuple[torch.Tensor, Callable[[], torch.Tensor | None]]] = []
 
-    def cut(
-        self, rows: torch.Tensor, receive: Callable[[], torch.Tensor | None]
-    ) -> torch.Tensor:
+    def cut(self, rows: torch.Tensor, receive: Callable[[], torch.Tensor | None]) -> torch.Tensor:
         """Returns the rows without the graph that they come from.
 
         Args:

@@ -160,9 +160,7 @@ class ReceivedOnce(Awaitable[ReceivedRows]):
         context: what this rank remembers of the batch.
     """
 
-    def __init__(
-        self, awaitable: Awaitable[ReceivedRows], context: FusedShardingContext
-    ) -> None:
+    def __init__(self, awaitable: Awaitable[ReceivedRows], context: FusedShardingContext) -> None:
         super().__init__()
         self.context = context
         self._awaitable = awaitable

@@ -39,9 +39,10 @@ class FusedTrainPipeline(TrainPipelineSparseDist[In, Out]):
     The ids of the next batch arrive while the current one is computed.  Rows that the current batch
     does not touch, on any rank, have the value already that the next one will see: they are sent
     before the current one's backward and travel during it.  The rest follows after the update, with
-    the next batch.  Outputs, weights and optimizer state are those of
-    ``TrainPipelineSparseDist`` and of a plain loop, to the last bit, and no row travels twice.  There are two more
-    collectives in a step for each module: a bit for each row that is asked for, and the early rows.
+    the next batch.  No row travels twice; there are two more collectives in a step for each module:
+    a bit for each row that is asked for, and the early rows.  Gradients of rows are awaited when
+    backward of the dense part is over.  Outputs, weights and optimizer state are those of
+    ``TrainPipelineSparseDist`` and of a plain loop, to the last bit.
 
     Rows stay valid over evaluations, checkpoints and changes of the learning rate.  If a state is
     loaded, or other batches are trained while the pipeline is detached, they are thrown away and
@@ -91,9 +92,7 @@ class FusedTrainPipeline(TrainPipelineSparseDist[In, Out]):
         super()._pipeline_model(*args, **kwargs)
         modules: Any = self._pipelined_modules
         self._fused = {
-            module.forward.name: fused
-            for module in modules
-            for _, fused in fused_tables_of(module)
+            module.forward.name: fused for module in modules for _, fused in fused_tables_of(module)
         }
         for fused in self._fused.values():
             if fused not in self._early_dists:  # of another model, that was attached

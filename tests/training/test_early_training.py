@@ -38,8 +38,7 @@ def test_early_rows_do_not_change_what_is_learned(
         same(one, other)
         assert one["result"]["auc"] == other["result"]["auc"]
     records = [
-        json.loads(line)
-        for line in (tmp_path / "early" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line) for line in (tmp_path / "early" / "metrics.jsonl").read_text().splitlines()
     ]
     shares = [r["early_share_of_rows"] for r in records if "early_share_of_rows" in r]
     assert len(shares) == sum(record["kind"] == "train" for record in records) > 2
