@@ -371,23 +371,3 @@ def epochs(case: Case) -> None:
 @pytest.mark.parametrize("name", ["ebc", "ec", "adapting"])
 def test_several_epochs_with_one_pipeline(cluster_2: Cluster, name: str) -> None:
     cluster_2.run(epochs, EARLY[name])
-
-
-def negative_zeros(case: Case) -> None:
-    """Looked up, they are zeros without a sign."""
-    runs = []
-    for make in (stock, early):
-        model = build(case)
-        state = model.state_dict()
-        for value in state.values():
-            for _, part in local_parts(value):
-                part.detach()[1::2] = -0.0
-        model.load_state_dict(state)
-        runs.append((to_the_end(make(model), batches(case)), snapshot(model)))
-    for want, got in zip(*runs, strict=True):
-        all_same(got, want)
-
-
-@pytest.mark.parametrize("name", ["ebc", "ec", "fp16 rows"])
-def test_zeros_have_the_same_sign(cluster_2: Cluster, name: str) -> None:
-    cluster_2.run(negative_zeros, EARLY[name])
