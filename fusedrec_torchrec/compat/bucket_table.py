@@ -233,23 +233,13 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
         """
         states = OPTIMIZERS[self.optimizer].replicated_states
         assert states is not None, self.optimizer
-        return [self._of_rows(name) for name in ("weights", *states)]
-
-    def rows_now(self, rows_R: torch.Tensor) -> torch.Tensor:
-        """Returns rows as a lookup of each by itself gives them, which nobody will notice.
-
-        Neither autograd nor the optimizer do.  Not for rows that the device has in a cache.
-        """
-        rows_RD = self._of_rows("weights").index_select(0, rows_R)
-        # FBGEMM adds a row to zeros: -0.0 becomes 0.0.
-        return rows_RD.to(SparseType.from_int(self.output_dtype).as_dtype()).add_(0.0)
-
-    def _of_rows(self, name: str) -> torch.Tensor:
-        """Returns weights or a state of the optimizer, [rows, columns], in the table's memory."""
         rows = max(self.rows, 1)
-        places = [getattr(self, f"{name}_{place}") for place in ("dev", "host", "uvm")]
-        (used,) = [flat for flat in places if flat.numel() >= rows]
-        return used.detach().view(rows, -1)
+        tensors = []
+        for name in ("weights", *states):
+            places = [getattr(self, f"{name}_{place}") for place in ("dev", "host", "uvm")]
+            (used,) = [flat for flat in places if flat.numel() >= rows]
+            tensors.append(used.detach().view(rows, -1))
+        return tensors
 
 
 class BucketOptimizer(EmbeddingFusedOptimizer):

@@ -12,8 +12,8 @@ The rest is sent after the update, by the output dist, whose message is shorter 
 The lookup itself and all of backward are as they are without early rows, so the results are the
 same to the last bit.
 
-Rows are early one by one.  Bags that their owners pool are all late, and so are rows whose codec
-encodes them together with others, or not twice in the same way.
+A bag that its owner pools is early if the current batch updates none of its rows.  Rows and bags
+are late whose codec encodes them together with others, or not twice in the same way.
 
 After BagPipe (SOSP 2023), which knows batches ahead, and FEC (IPDPS 2022).
 """
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from fusedrec_torchrec.codecs.wire import Wire
-from fusedrec_torchrec.compat.bucket_table import BucketTable
+from fusedrec_torchrec.compat.bucket_table import BucketKernel
 from fusedrec_torchrec.core.buffer_order import rank_major
 from fusedrec_torchrec.core.buffers import Buffers
 from fusedrec_torchrec.core.lost_rank import wait
@@ -45,7 +45,7 @@ class EarlyCount:
     """Counts rows that came from other ranks, of batches that could have early ones.
 
     Attributes:
-        rows: all of them.
+        rows: all of them, one for each bag that its owner has pooled.
         early: those of them that came early.
     """
 
@@ -64,7 +64,7 @@ class Promise:
     Attributes:
         context: of the batch.
         sent: which of the units that this rank is asked for.
-        rows: of each bucket with early rows, the local rows that are early.
+        asked: what these are, of each bucket that has early ones.
         since: how often rows have changed so far, see ``RowChanges``.
         bits: from all owners, as they come.
         work: on their way.
@@ -72,7 +72,7 @@ class Promise:
 
     context: FusedShardingContext
     sent: Split
-    rows: list[torch.Tensor]
+    asked: list[Asked]
     since: int
     bits: torch.Tensor
     work: dist.Work
@@ -83,7 +83,7 @@ class EarlyDist:
 
     Args:
         pg: the process group.
-        tables: the rows of each bucket on this rank; None if they are all late.
+        kernels: the table of each bucket on this rank; None if all of its rows are late.
         dims: columns of each bucket's rows.
         wire: codecs of rows; None if they travel as they are.
         changes: notes what changes the rows.
@@ -92,21 +92,22 @@ class EarlyDist:
     def __init__(
         self,
         pg: dist.ProcessGroup,
-        tables: Sequence[BucketTable | None],
+        kernels: Sequence[BucketKernel | None],
         dims: Sequence[int],
         wire: Wire | None,
         changes: RowChanges,
     ) -> None:
         self._pg = pg
         self._dims = list(dims)
-        self._tables = list(tables)
-        self._early_buckets = [k for k, table in enumerate(tables) if table is not None]
+        self._kernels = list(kernels)
+        self._early_buckets = [k for k, kernel in enumerate(kernels) if kernel is not None]
         self._wire = None if wire is None else wire.of_buckets(self._early_buckets)
         self._changes = changes
         self._buffers = Buffers()
         # Of each row, whether the current batch asks for it; false in between.
         self._is_asked_K = [
-            torch.zeros(0 if table is None else table.rows, dtype=torch.bool) for table in tables
+            torch.zeros(0 if kernel is None else kernel.table.rows, dtype=torch.bool)
+            for kernel in kernels
         ]
         self.count = EarlyCount()
 
@@ -141,7 +142,7 @@ class EarlyDist:
             return Promise(
                 context,
                 Split(early_U, context.counts_in, self._dims),
-                [asked_K[k].rows_R[masks_K[k]] for k in self._early_buckets],
+                [asked_K[k].only(masks_K[k]) for k in self._early_buckets],
                 self._changes.count,
                 bits,
                 work,
@@ -158,8 +159,8 @@ class EarlyDist:
             self._add(counts_out, received.early)
             counts_in, counts_from = self._of_buckets(sent.early), self._of_buckets(received.early)
             pieces = [
-                self._table(k).rows_now(rows).view(-1)
-                for k, rows in zip(self._early_buckets, promise.rows, strict=True)
+                self._look_up(k, asked).view(-1)
+                for k, asked in zip(self._early_buckets, promise.asked, strict=True)
             ]
             flat = rank_major(pieces, self._elements(counts_in))
             total = sum(
@@ -192,14 +193,16 @@ class EarlyDist:
 
     def _final(self, bucket: int, now: Asked, coming: Asked) -> torch.Tensor:
         """Returns which units of the coming batch the current one leaves as they are."""
-        if self._tables[bucket] is None:
-            units = coming.rows_R if coming.lengths_U is None else coming.lengths_U
-            return torch.zeros(units.numel(), dtype=torch.bool)
+        if self._kernels[bucket] is None:
+            return torch.zeros(coming.units, dtype=torch.bool)
         is_asked, rows_now = self._is_asked_K[bucket], now.rows_R.long()
         is_asked.index_fill_(0, rows_now, True)
-        final = ~is_asked.index_select(0, coming.rows_R)
+        changes_R = is_asked.index_select(0, coming.rows_R)
         is_asked.index_fill_(0, rows_now, False)
-        return final
+        if coming.offsets_U1 is None:
+            return ~changes_R
+        so_far = torch.nn.functional.pad(changes_R.cumsum(0), (1, 0))
+        return so_far.index_select(0, coming.offsets_U1).diff() == 0
 
     def _add(self, counts: list[list[int]], early: list[list[int]]) -> None:
         own = self._pg.rank()
@@ -217,10 +220,11 @@ class EarlyDist:
         dims = [self._dims[k] for k in self._early_buckets]
         return [[n * dim for n, dim in zip(row, dims, strict=True)] for row in counts]
 
-    def _table(self, bucket: int) -> BucketTable:
-        table = self._tables[bucket]
-        assert table is not None
-        return table
+    @torch.no_grad()
+    def _look_up(self, bucket: int, asked: Asked) -> torch.Tensor:
+        kernel = self._kernels[bucket]
+        assert kernel is not None
+        return kernel(asked.rows_R, asked.offsets_U1, asked.weights_R)
 
 
 def _keeps_rows(current: FusedShardingContext, coming: FusedShardingContext) -> bool:

@@ -215,16 +215,14 @@ class FusedEmbeddingSharding(
         kernels = [self.lookup.kernels[bucket.physical] for bucket in self._buckets]
         check_early(self._buckets, kernels, self._device, self._everyone is not None)
         wire = None if self.wires is None else self.wires[0]
-        tables = [
-            kernel.table
-            if not bucket.owner_pooled and (wire is None or wire.codecs[k].encodes_rows_apart)
-            else None
-            for k, (bucket, kernel) in enumerate(zip(self._buckets, kernels, strict=True))
+        early = [
+            kernel if wire is None or wire.codecs[k].encodes_rows_apart else None
+            for k, kernel in enumerate(kernels)
         ]
-        if all(table is None for table in tables):
+        if all(kernel is None for kernel in early):
             return None
         dims = [bucket.dim for bucket in self.tables.buckets]
-        return EarlyDist(self._group(), tables, dims, wire, self.lookup.changes)
+        return EarlyDist(self._group(), early, dims, wire, self.lookup.changes)
 
     def embedding_dims(self) -> list[int]:
         return [

@@ -49,10 +49,10 @@ class FusedTrainPipeline(TrainPipelineSparseDist[In, Out]):
     sent again; all ranks must do so alike, between the same two steps.  Nobody notices weights that
     are written by hand: do that before the first step, or load them as a state dict.
 
-    Bags that owners pool (``fused_table_wise``, ``fused_column_wise``) all travel after the update,
-    and so do rows with a codec that encodes several rows together (fp16 without ``loss_scale``,
-    int8) or keeps a state (dct), and those of a registry's own codec.  Stock tables are as in
-    TorchRec.
+    A bag that its owner pools (``fused_table_wise``, ``fused_column_wise``) is early if none of its
+    rows is touched.  Rows with a codec that encodes several of them together (fp16 without
+    ``loss_scale``, int8) or keeps a state (dct), and with a registry's own, all travel after the
+    update.  Stock tables are as in TorchRec.
 
     Args:
         model: the sharded model.

@@ -23,30 +23,6 @@ def kernel_of(case: Case) -> BucketKernel:
     return lookup.kernels[0]
 
 
-def look_up_both_ways(case: Case) -> None:
-    """Every kind of number, signed zeros and the smallest ones included."""
-    kernel = kernel_of(case)
-    (weights,) = kernel.table.row_tensors()
-    special = [0.0, -0.0, 1e-7, -1e-7, 6e-8, 1e-42, 1 / 3, 2049.0, 65519.0, 1e6, -torch.inf]
-    weights.copy_(torch.tensor(special).repeat(weights.numel())[: weights.numel()].view_as(weights))
-    rows = torch.arange(kernel.table.rows, dtype=torch.int32).flip(0)
-    looked_up, now = kernel(rows), kernel.table.rows_now(rows)
-    assert looked_up.requires_grad and not now.requires_grad
-    assert now.dtype == looked_up.dtype and now.shape == looked_up.shape
-    bits = torch.int16 if now.dtype == torch.float16 else torch.int32
-    assert torch.equal(now.view(bits), looked_up.detach().contiguous().view(bits))
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("output_dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("dim", [4, 20])
-def test_rows_are_as_a_lookup_gives_them(
-    cluster_1: Cluster, dtype: str, output_dtype: str, dim: int
-) -> None:
-    tables = (Table("a", 50, dim=dim, dtype=dtype),)
-    cluster_1.run(look_up_both_ways, Case(tables, (1,), output_dtype=output_dtype))
-
-
 def grow_on_another_stream(case: Case) -> None:
     """The allocator must wait for streams that read the offsets before their memory goes on."""
     kernel = kernel_of(case)

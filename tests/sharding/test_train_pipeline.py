@@ -29,6 +29,10 @@ from tests.sharding.modules.test_pipelines import (
 
 CPU = torch.device("cpu")
 FUSED = TABLES[:2]
+OWNERS_POOL = (
+    Table("a", 400, dim=8, pooling="mean", sharding="fused_table_wise"),
+    Table("d", 300, dim=16, sharding="fused_column_wise"),
+)
 HOT = (Table("a", 50, hot=(0, 1, 7)), TABLES[1])
 FLOATS: dict[str, Any] = {"integers": False, "optimizer": "rowwise_adagrad"}
 ADAPTING = fr.HotOptions(adapt=fr.AdaptOptions(every=3, sample=1))
@@ -46,6 +50,9 @@ EARLY = {
     "weighted": Case(FUSED, (6, 4), weighted=True, **FLOATS),
     "stock beside": Case(TABLES, (6, 6), **FLOATS),
     "owners pool beside": Case(MIX, (6, 4), repeated=True, **FLOATS),
+    "owners pool": Case(OWNERS_POOL, (6, 4), **FLOATS),
+    "owners pool with weights": Case(OWNERS_POOL, (6, 4), weighted=True, **FLOATS),
+    "owners pool variable batches": Case(OWNERS_POOL, (6, 4), vbe=True, **FLOATS),
     "ec": Case((Table("a", 50), Table("b", 33)), (6, 4), kind="ec", **FLOATS),
     "stock beside ec": Case(
         (Table("a", 50), Table("b", 33, sharding="table_wise")), (6, 6), kind="ec", **FLOATS
@@ -66,7 +73,6 @@ EARLY = {
     "fp16 with a scale": Case(FUSED, (6, 4), codecs=coded(SCALED), **FLOATS),
 }
 LATE = {
-    "owners pool": Case(MIX[1:], (6, 4), **FLOATS),
     "fp16": Case(FUSED, (6, 4), codecs=coded(fr.CodecOptions(type="fp16")), **FLOATS),
     "int8": Case(FUSED, (6, 4), codecs=coded(fr.CodecOptions(type="int8")), **FLOATS),
     "dct": Case(FUSED, (6, 4), codecs=coded(fr.CodecOptions(type="dct", density=0.5)), **FLOATS),
@@ -124,7 +130,7 @@ def test_rows_that_must_not_be_early_are_late(cluster_2: Cluster, name: str) -> 
     assert cluster_2.run(compare, LATE[name], {}) == [[], []]
 
 
-@pytest.mark.parametrize("name", ["ebc", "stock beside", "ec", "hot"])
+@pytest.mark.parametrize("name", ["ebc", "stock beside", "ec", "hot", "owners pool beside"])
 def test_four_ranks(cluster_4: Cluster, name: str) -> None:
     case = EARLY[name]
     tables = tuple(dataclasses.replace(table, rows=8 * table.rows) for table in case.tables)
@@ -214,7 +220,7 @@ def same_in_between(case: Case, event: Any) -> tuple[list[Collective], list[Coll
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("name", ["ebc", "ec", "hot", "owners pool beside"])
+@pytest.mark.parametrize("name", ["ebc", "ec", "hot", "owners pool"])
 def test_what_happens_between_steps(cluster_2: Cluster, name: str, event: Any) -> None:
     for got, want in cluster_2.run(same_in_between, EARLY[name], event):
         bits = sum(c.bytes_sent for c in got if c.dtype == torch.uint8)
