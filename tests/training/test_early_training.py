@@ -10,6 +10,9 @@ from fusedrec_torchrec.core.config import from_mapping
 from fusedrec_torchrec.training.checks import check_settings
 from fusedrec_torchrec.training.config import TrainConfig
 from tests.cluster import Cluster
+from tests.faults.faulty import train_faulty
+from tests.faults.test_bad_batches import STEP, sample_of
+from tests.faults.test_bad_batches import config as bad_data
 from tests.training.runs import small, train
 from tests.training.test_hot_training import same, with_hot_rows
 
@@ -46,11 +49,31 @@ def test_early_rows_do_not_change_what_is_learned(
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(cluster_2: Cluster, tmp_path: Path) -> None:
-    data = small(tmp_path / "run") | {"checkpoint": {"every": 7, "keep": 9}}
-    data = with_early_rows(data, tmp_path / "run")
+    """Checkpoints are taken between two evaluations, while early rows are on their way."""
+    data = small(tmp_path / "late")
+    late = cluster_2.run(train, data)
+    data = with_early_rows(data, tmp_path / "run") | {"checkpoint": {"every": 7, "keep": 9}}
     whole = cluster_2.run(train, data)
     resumed = cluster_2.run(train, data, str(tmp_path / "run" / "checkpoints" / "step_00000014"))
-    for one, other in zip(whole, resumed, strict=True):
+    for one, *others in zip(late, whole, resumed, strict=True):
+        for other in others:
+            same(one, other)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return sample_of(tmp_path_factory.mktemp("data"), STEP)
+
+
+@pytest.mark.parametrize("kind", ["id", "gradient"])
+def test_a_skipped_step_is_skipped(
+    cluster_2: Cluster, tmp_path: Path, sample: int, kind: str
+) -> None:
+    data = bad_data(tmp_path / "late") | {"bad_batches": {"policy": "skip"}}
+    late = cluster_2.run(train_faulty, data, {sample: kind})
+    early = cluster_2.run(train_faulty, with_early_rows(data, tmp_path / "early"), {sample: kind})
+    for one, other in zip(late, early, strict=True):
+        assert one["skipped"] == other["skipped"] == 1
         same(one, other)
 
 
