@@ -140,6 +140,13 @@ def test_four_ranks(cluster_4: Cluster, name: str) -> None:
         assert rows == 0 or 0 < rows_early < rows
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_numbers_of_ranks_that_divide_otherwise(clusters: Any, world_size: int) -> None:
+    case = dataclasses.replace(EARLY["ebc"], batch_sizes=(6, 4, 5)[:world_size])
+    for ((rows, rows_early),) in clusters(world_size).run(compare, case, {}):
+        assert (rows, rows_early) == (0, 0) if world_size == 1 else 0 < rows_early < rows
+
+
 def test_batches_may_be_read_after_the_forward_pass(cluster_2: Cluster) -> None:
     for ((_, rows_early),) in cluster_2.run(
         compare, EARLY["ebc"], {"enqueue_batch_after_forward": True}
