@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: help setup demo test test-1.9 test-stacks test-all test-faults test-cuda test-gpu check format docs figures quality bench mlperf \
-	performance hot grid planner compression clean
+	performance hot grid planner compression papers clean
 
 help:
 	@echo "make demo      train a small DLRM on 2 local ranks with the fused sharder"
@@ -27,11 +27,12 @@ help:
 	@echo "make figures   draws the figures of README and docs anew"
 	@echo "make bench     speed against stock shardings, five minutes: make bench DATA=train.txt"
 	@echo "make mlperf    the shape of MLPerf's DLRM DCNv2: make mlperf DATA=train.txt"
-	@echo "make performance  all of docs/performance.md, two hours: make performance DATA=train.txt"
-	@echo "make hot       all of docs/hot-rows.md, an hour: make hot DATA=train.txt"
+	@echo "make performance  all of docs/performance.md and its details, hours: make performance DATA=train.txt"
+	@echo "make hot       all of docs/hot_rows_results.md, an hour: make hot DATA=train.txt"
 	@echo "make grid      all of docs/2d.md, half an hour: make grid DATA=train.txt"
-	@echo "make planner   all of docs/planner.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
-	@echo "make compression  all of docs/compression.md, an hour: make compression DATA=train.txt.gz"
+	@echo "make planner   all of docs/predictions.md, docs/scaling.md, half an hour: make planner DATA=train.txt"
+	@echo "make compression  all of docs/compression_results.md, an hour: make compression DATA=train.txt.gz"
+	@echo "make papers    all of docs/papers.md, half an hour: make papers DATA=train.txt.gz TAOBAO=UserBehavior.csv.gz"
 	@echo "make quality   compares shardings on Criteo data: make quality DATA=train.txt"
 
 # torchrec's metadata asks for the CUDA build of fbgemm; on CPU it goes in without dependencies.
@@ -123,8 +124,8 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+docs: $(VENV)/.docs  # not --quiet, with which mkdocs does not count warnings
+	$(BIN)/mkdocs build --strict
 
 $(VENV)/.docs: $(READY) requirements-docs.txt
 	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
@@ -151,8 +152,7 @@ performance: $(READY)
 	done
 	FUSEDREC_NATIVE=0 $(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
 		--set pairs=5 --set "allocators=[default]" --output benchmarks/results/without_native
-	$(BIN)/fusedrec bench benchmarks/targets.yaml --data $(DATA) \
-		--set pairs=5 --set "allocators=[keep]" --output benchmarks/results/malloc
+	$(BIN)/python benchmarks/bag_dedup.py --document docs/performance_details.md
 	$(BIN)/python docs/performance.py
 
 hot: $(READY)
@@ -161,9 +161,9 @@ hot: $(READY)
 		$(BIN)/fusedrec bench benchmarks/$$suite.yaml --data $(DATA) \
 			--output benchmarks/results/$$suite || exit 1; \
 	done
-	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot-rows.md
-	$(BIN)/python benchmarks/hot_drift.py --document docs/hot-rows.md
-	$(BIN)/python benchmarks/hot_quality.py $(DATA) --seeds 8 --document docs/hot-rows.md
+	$(BIN)/python benchmarks/hot_bytes.py $(DATA) --document docs/hot_rows_results.md
+	$(BIN)/python benchmarks/hot_drift.py --document docs/hot_rows_results.md
+	$(BIN)/python benchmarks/hot_quality.py $(DATA) --seeds 8 --document docs/hot_rows_results.md
 	$(BIN)/python docs/performance.py
 
 grid: $(READY)
@@ -176,7 +176,7 @@ planner: $(READY)
 	rm -f benchmarks/results/planner/cluster_*.yaml  # or they would be used again
 	$(BIN)/fusedrec bench benchmarks/validate.yaml --validate-planner --data $(DATA) \
 		--output benchmarks/results/planner
-	$(BIN)/python benchmarks/plan_scale.py --document docs/planner.md
+	$(BIN)/python benchmarks/plan_scale.py --document docs/cost_model.md
 	$(BIN)/python benchmarks/planner_docs.py
 
 compression: $(READY)
@@ -184,7 +184,23 @@ compression: $(READY)
 	$(BIN)/fusedrec bench benchmarks/compression.yaml --data $(DATA) \
 		--output benchmarks/results/compression
 	$(BIN)/python docs/performance.py
-	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression.md
+	$(BIN)/python benchmarks/compression_quality.py $(DATA) --document docs/compression_results.md
+
+# The papers' tables.  Taobao's sample may be shorter than a day, so its end is what is held out.
+papers: $(READY)
+	@test -n "$(DATA)" -a -n "$(TAOBAO)" || \
+		(echo "make papers DATA=train.txt.gz TAOBAO=UserBehavior.csv.gz, as root" && exit 2)
+	$(BIN)/fusedrec prepare $(DATA) --output runs/papers/criteo --on-bad-line skip
+	$(BIN)/fusedrec prepare --config configs/taobao.yaml --set "data.table.files=[$(TAOBAO)]" \
+		--set data.table.prepared=runs/papers/taobao --set "data.table.split={by: end}" \
+		--set "data.table.tables={}"
+	$(BIN)/fusedrec bench benchmarks/papers.yaml --data runs/papers/criteo --table runs/papers/taobao \
+		--output benchmarks/results/papers
+	$(BIN)/python benchmarks/papers.py p2res runs/papers/criteo runs/papers/taobao
+	$(BIN)/python benchmarks/papers.py fae runs/papers/criteo runs/papers/taobao
+	$(BIN)/python benchmarks/papers.py dct $(DATA)
+	$(BIN)/python benchmarks/papers.py simulated
+	$(BIN)/python benchmarks/papers.py page
 
 quality: $(READY)
 	$(BIN)/python benchmarks/quality.py $(DATA)

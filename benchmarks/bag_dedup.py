@@ -1,6 +1,6 @@
 """What it costs to look for equal bags where there are none: a share of a step's CPU time.
 
-    python benchmarks/bag_dedup.py --document docs/performance.md
+    python benchmarks/bag_dedup.py --document docs/performance_details.md
 
 Tables that their owners pool, on two ranks, with bags that never repeat.  Times are of the CPU that
 the thread of a rank has used: of the operator that finds distinct bags, told to look and told not

@@ -1,6 +1,6 @@
 """What does less on the wire cost in quality?  Trains the same model on Criteo data, and counts.
 
-    python benchmarks/compression_quality.py train.txt.gz [--document docs/compression.md]
+    python benchmarks/compression_quality.py train.txt.gz [--document docs/compression_results.md]
 
 All runs start from the same weights and see the same samples in the same order, for several seeds;
 what differs is how rows, their gradients and the dense part's gradients travel.  Bytes are counted
@@ -79,14 +79,27 @@ Run = tuple[str, str, int]  # what is compressed, system, seed
 def train(folder: Path, run: Run, epochs: int) -> dict[str, float]:
     """Trains one run on this rank; returns its evaluation, and the bytes of a step."""
     what, system, seed = run
+    return trained(folder, SYSTEMS[what, system], seed, epochs, BATCH)
+
+
+def trained(folder: Path, more: list[str], seed: int, epochs: int, batch: int) -> dict[str, float]:
+    """Trains on this rank; returns the evaluation, and the bytes of a step.
+
+    Args:
+        folder: has the prepared data.
+        more: settings of the run, on top of what all have in common.
+        seed: of weights and order of samples.
+        epochs: passes over the data.
+        batch: samples of a step, of all ranks together.
+    """
     log = folder / "run"
     settings = [
         f"data.criteo={{prepared: {folder / 'prepared'}}}",
-        *(f"data.batch_size={BATCH}", "data.workers=0", f"data.seed={seed}", f"seed={seed}"),
+        *(f"data.batch_size={batch}", "data.workers=0", f"data.seed={seed}", f"seed={seed}"),
         *(f"epochs={epochs}", "eval_every=0", "checkpoint.every=0"),
         *(f"logging.directory={log}", "logging.tensorboard=false", "logging.plots=false"),
         "bad_batches.gradients=false",  # its collective would be counted
-        *SYSTEMS[what, system],
+        *more,
     ]
     config = load_config(CONFIG, settings)
     training = Training(config, open_source(config), torch.device("cpu"), None)

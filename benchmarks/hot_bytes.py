@@ -1,6 +1,6 @@
 """How few bytes could a sync of hot rows take?  Four ways, on the batches of Criteo data.
 
-python benchmarks/hot_bytes.py train.txt.gz [--document docs/hot-rows.md]
+python benchmarks/hot_bytes.py train.txt.gz [--document docs/hot_rows_results.md]
 
 Counts rows; nothing is trained.  Of a row that c of W ranks have touched:
 

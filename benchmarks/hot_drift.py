@@ -1,6 +1,6 @@
 """Does the hot set follow the data?  Hit rates with a fixed and with an adaptive hot set.
 
-python benchmarks/hot_drift.py [--document docs/hot-rows.md]
+python benchmarks/hot_drift.py [--document docs/hot_rows_results.md]
 
 Generated data whose popular rows change all at once, halfway, on two ranks.  Hit rate is the share
 of the rows of a batch, each once, that are hot.  Draws docs/figures/hot_drift.png.

@@ -1,6 +1,6 @@
 """Do hot rows and hot batches change what is learned?  Trains the same model on Criteo data.
 
-python benchmarks/hot_quality.py train.txt.gz [--document docs/hot-rows.md]
+python benchmarks/hot_quality.py train.txt.gz [--document docs/hot_rows_results.md]
 
 All runs start from the same weights, for several seeds: samples shuffled, without hot rows; in
 another shuffled order, which shows how much the order alone matters; with hot rows, synced every

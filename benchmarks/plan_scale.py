@@ -1,4 +1,7 @@
-"""How long the planner takes: ``python benchmarks/plan_scale.py [--document docs/planner.md]``."""
+"""How long does the planner take?
+
+python benchmarks/plan_scale.py [--document docs/cost_model.md]
+"""
 
 import argparse
 import time

@@ -1,20 +1,26 @@
-"""Writes the figures of docs/planner.md and docs/scaling.md.
+"""Writes the figures of docs/predictions.md and docs/scaling.md.
 
     python benchmarks/planner_docs.py
 
-Predictions and measurements are in benchmarks/results/planner, from `make planner`; scaling is
-computed here, by the simulator.
+Predictions and measurements are in benchmarks/results/planner, from `make planner`.  Scaling is
+computed here, by the simulator, and kept in benchmarks/results/scaling for charts.
 """
 
 import json
-import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ranks import write_into
 
 from fusedrec_torchrec.bench.report import Table
-from fusedrec_torchrec.bench.validate import VALIDATION, Comparison, best_systems, verdict
+from fusedrec_torchrec.bench.validate import (
+    VALIDATION,
+    Comparison,
+    best_systems,
+    draw_validation,
+    verdict,
+)
+from fusedrec_torchrec.core.files import write_json
 from fusedrec_torchrec.planner.report.scaling_plot import draw_scaling
 from fusedrec_torchrec.planner.simulate import Point, simulate
 from fusedrec_torchrec.training.planner_files import read_planner_files
@@ -22,6 +28,7 @@ from fusedrec_torchrec.training.planning import planning_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "results" / "planner"
+SCALING = ROOT / "benchmarks" / "results" / "scaling"
 FIGURES = ROOT / "docs" / "figures"
 
 
@@ -52,10 +59,8 @@ SCENARIOS = (
 )
 
 
-def validation() -> tuple[str, str]:
-    """Returns what all comparisons say in a few lines, and a table of them."""
-    stored = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
-    comparisons = [Comparison(**fields) for fields in stored]
+def validation(comparisons: list[Comparison]) -> dict[str, str]:
+    """Returns what all comparisons say in a few lines, and tables of them, by their marker."""
     rows: list[tuple[str, ...]] = [
         (
             c.workload,
@@ -78,7 +83,11 @@ def validation() -> tuple[str, str]:
         ],
     )
     overall = "\n".join(f"- {line}" for line in verdict(comparisons))
-    return overall, f"{Table('', columns, rows).markdown()}\n\n{best.markdown()}"
+    return {
+        "validation": overall,
+        "best systems": best.markdown(),
+        "comparisons": Table("", columns, rows).markdown(),
+    }
 
 
 def points_of(scenario: Scenario) -> tuple[list[Point], str]:
@@ -115,12 +124,16 @@ def scaling(points: list[Point]) -> str:
 
 def main() -> None:
     if (MEASURED / VALIDATION).is_file():
-        overall, comparisons = validation()
-        write_into(ROOT / "docs" / "planner.md", "validation", overall)
-        write_into(ROOT / "docs" / "planner.md", "comparisons", comparisons)
-        shutil.copy(MEASURED / "predicted.png", FIGURES / "planner_validation.png")
+        stored = json.loads((MEASURED / VALIDATION).read_text())["comparisons"]
+        comparisons = [Comparison(**fields) for fields in stored]
+        for name, text in validation(comparisons).items():
+            write_into(ROOT / "docs" / "predictions.md", name, text)
+        draw_validation(FIGURES / "planner_validation.png", comparisons)
     for scenario in SCENARIOS:
         points, cluster = points_of(scenario)
+        SCALING.mkdir(parents=True, exist_ok=True)
+        kept = {"cluster": cluster, "points": [asdict(point) for point in points]}
+        write_json(SCALING / f"{scenario.name}.json", kept)
         write_into(ROOT / "docs" / "scaling.md", scenario.name, scaling(points))
         draw_scaling(FIGURES / f"scaling_{scenario.name}.png", points, cluster)
 

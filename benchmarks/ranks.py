@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-__all__ = ["on_ranks", "one_by_one", "write_into"]
+__all__ = ["on_ranks", "one_by_one", "put_into", "write_into"]
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -51,9 +51,20 @@ def _rank_main(
 
 def write_into(document: Path, name: str, text: str) -> None:
     """Puts a text between the markers of a document."""
+    try:
+        document.write_text(put_into(document.read_text(), name, text))
+    except ValueError as error:
+        raise ValueError(f"{document}: {error}") from None
+
+
+def put_into(whole: str, name: str, text: str) -> str:
+    """Returns a document's text with another text between its markers.
+
+    Raises:
+        ValueError: the markers are not there, or more than once.
+    """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    whole = document.read_text()
     if whole.count(begin) != 1 or whole.count(end) != 1:
-        raise ValueError(f"{document}: must have {begin!r} and {end!r} once each")
+        raise ValueError(f"must have {begin!r} and {end!r} once each")
     before, after = whole.split(begin)[0], whole.split(end)[1]
-    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"

@@ -13,27 +13,37 @@ from fusedrec_torchrec.training.config import TrainConfig
 
 HEAD = """# Configuration
 
-Every setting of a training configuration. `*` stands for the number of a list item or a name.
-This page is written by `python docs/configuration.py`.
+This page lists every setting of every kind of configuration file: of a training (first), of
+[planner configurations](#planner-configurations), [clusters](#clusters) and
+[benchmark suites](#benchmark-suites).
+
+A file is YAML. What it leaves out has its default, and a key that does not exist is refused. On
+the command line, `--set section.key=value` overrides one setting. In the names below, `*` stands
+for the number of a list item or for a name. `fusedrec train --help`, and the help of the other
+commands, shows the same in the terminal.
+
+This page is written by `python docs/configuration.py` from the descriptions in the code.
 """
 
 
 BENCH = """
 # Benchmark suites
 
-Every setting of a suite of `fusedrec bench`, such as those in `benchmarks/`.
+These are the settings of a suite of `fusedrec bench`, such as those in `benchmarks/`.
 """
 
 
 PLAN = """
 # Planner configurations
 
-Every setting of `fusedrec plan` and `fusedrec simulate`, such as `configs/planner/*.yaml`.
+These are the settings of `fusedrec plan` and `fusedrec simulate`. `configs/planner/` has files that
+run as they are.
 """
 CLUSTER = """
 # Clusters
 
-Every setting of a cluster file, such as `configs/clusters/*.yaml`.
+These are the settings of a cluster file, such as those in `configs/clusters/`. `fusedrec calibrate`
+writes one for your machines.
 """
 
 

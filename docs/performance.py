@@ -1,39 +1,42 @@
-"""Writes the tables and plots of docs/performance.md, hot-rows.md, compression.md and README.
+"""Writes the tables and plots of speed: README and the pages of docs with marks as below.
 
     python docs/performance.py
 
-The measurements are in benchmarks/results, from `make performance DATA=train.txt.gz`.
+A table stands between ``<!-- speeds of targets -->`` and ``<!-- end -->``: its kind, and the suites
+that it is about.  The measurements are in benchmarks/results, from
+`make performance DATA=train.txt.gz`, `make hot` and `make compression`.
 """
 
 import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from fusedrec_torchrec.bench import report
-from fusedrec_torchrec.bench.figures import WorkloadFigures, side_by_side
+from fusedrec_torchrec.bench.allocators import Allocator
+from fusedrec_torchrec.bench.figures import ALLOCATOR_TITLES, WorkloadFigures, side_by_side
 from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import Table
 from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.statistics import Ratio
-from fusedrec_torchrec.bench.suite import FUSED_PLANNER, FUSED_PROFILED, OURS
 from fusedrec_torchrec.core.terminal import human_bytes
-from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 DOCS = Path(__file__).parent
 MEASURED = DOCS.parent / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- (?!end)(\w+) of ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = (
-    DOCS / "performance.md",
-    DOCS / "hot-rows.md",
-    DOCS / "compression.md",
-    DOCS.parent / "README.md",
+PAGES = tuple(
+    page
+    for page in (*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md")
+    if MARK.search(page.read_text())
 )
 PLOTS = {
     "targets": ("breakdown", "bytes"),
     "links": ("speed_up",),
     "workloads": ("speed_up",),
     "growth": ("growth",),
+    "crossover": ("speed_up",),
     "mlperf": ("speed_up", "bytes"),
     "hot": ("hit_rates",),
 }
@@ -45,115 +48,128 @@ def figures_of(suite: str) -> list[WorkloadFigures]:
     return [WorkloadFigures(result) for result in document["results"]]
 
 
-class Targets:
-    """Lines of a table of targets, what was measured, and whether that is enough."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, ...]] = []
-
-    def line(self, what: str, target: str, measured: str, met: bool) -> None:
-        """Adds a line."""
-        self.rows.append((what, target, measured, "yes" if met else "**no**"))
-
-    def ratio(self, what: str, least: float, value: Ratio | None) -> None:
-        """Adds a line for a ratio that should be at least so much."""
-        assert value is not None
-        self.line(what, f">= {least}", str(value), value.median >= least)
-
-    def table(self) -> Table:
-        """Returns the lines as a table."""
-        return Table("", ("", "target", "measured", "met"), self.rows)
+def ratio_cells(
+    group: dict[Allocator, WorkloadFigures], allocators: Sequence[Allocator], system: str = ""
+) -> list[str]:
+    """Returns best stock step / step of a system of ours, the headline's if none is named."""
+    cells = []
+    for allocator in allocators:
+        w = group.get(allocator)
+        name = "" if w is None else system or (w.headline or "")
+        measured = w is not None and name in w.systems
+        cells.append(str(w.speed_up_of(name) or "") if measured and w is not None else "")
+    return cells
 
 
-def criteo(
-    workloads: Sequence[WorkloadFigures],
-    batch_size: int,
-    link: str = "",
-    allocator: str = "default",
-) -> WorkloadFigures:
-    """Returns a workload of the suites targets and links; growth has the same batches, too."""
-    wanted = ("Criteo", batch_size, link, allocator)
+def outcomes(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Counts the workloads on which fused tables were faster, as fast, and slower than stock."""
+    rows: list[tuple[str, ...]] = []
+    for allocator in report.allocators_of(workloads):
+        chosen = [w for w in workloads if w.allocator == allocator]
+        ratios = [w.speed_up for w in chosen if w.speed_up is not None]
+        faster = sum(ratio.low > 1 for ratio in ratios)
+        slower = sum(ratio.high < 1 for ratio in ratios)
+        medians = [ratio.median for ratio in ratios]
+        rows.append(
+            (
+                ALLOCATOR_TITLES[allocator] or "default",
+                str(len(ratios)),
+                str(faster),
+                str(len(ratios) - faster - slower),
+                str(slower),
+                ", ".join(f"{f(medians):.2f}" for f in (min, median, max)),
+            )
+        )
+    counts = ("workloads", "fused is faster", "no difference", "stock is faster")
+    return Table("", ("allocator", *counts, "ratio: least, median, most"), rows)
+
+
+def where_stock_wins(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows all workloads on which the best stock step was shorter, with any allocator."""
+    rows: list[tuple[str, ...]] = []
     for w in workloads:
-        if (w.config.series, w.config.batch_size, w.config.link, w.allocator) == wanted:
-            return w
-    raise SystemExit(f"no results for Criteo ids, batch {batch_size}, link {link or 'loopback'}")
+        if w.speed_up is None or w.speed_up.median >= 1:
+            continue
+        assert w.fused is not None and w.best_stock is not None
+        allocator = ALLOCATOR_TITLES[w.allocator] or "default"
+        ratio = str(w.speed_up)
+        rows.append((w.title, allocator, w.fused.name, w.best_stock.name, ratio))
+    if not rows:
+        rows.append(("none", "", "", "", ""))
+    columns = ("workload", "allocator", "fused system", "best stock", "best stock / fused")
+    return Table("", columns, rows)
 
 
-def summary(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows targets, what was measured, and whether that is enough."""
-    by_title = {w.label: w for w in workloads}
-    targets = Targets()
-    line, ratio = targets.line, targets.ratio
-    small, large = criteo(workloads, 2048), criteo(workloads, 8192)
-    ratio("loopback, batch 2048: best stock / fused", 2.5, small.speed_up)
-    ratio("loopback, batch 8192: best stock / fused", 3.0, large.speed_up)
-    for batch in (2048, 8192):
-        w = criteo(workloads, batch, "1gbit")
-        ratio(f"1 Gbit/s, batch {batch}: best stock / fused", 3.5, w.speed_up)
-    if any(w.allocator == "keep" for w in workloads):
-        for batch, least in ((2048, 4.0), (8192, 5.0)):
-            w = criteo(workloads, batch, allocator="keep")
-            ratio(f"loopback, batch {batch}, memory kept: best stock / fused", least, w.speed_up)
-    both = (small, large)
-    rows_share = max(w.row_bytes / w.least_row_bytes for w in both)
-    line("bytes of rows / lower bound", "<= 1.00", f"{rows_share:.4f}", rows_share <= 1)
-    ids_share = max(w.id_bytes / w.row_bytes for w in both)
-    line("ids and headers / rows", "<= 5 %", f"{ids_share:.2%}", ids_share <= 0.05)
-    collectives = max(w.fused.collectives for w in both if w.fused is not None)
-    line("collectives in a step", "3", f"{collectives:g}", collectives == 3)
-    for w, title in ((small, "loopback, batch 2048"), (large, "loopback, batch 8192")):
-        ratio(f"efficiency, {title}", 0.7, w.efficiency)
-    for batch in (2048, 8192):
-        w = criteo(workloads, batch, "1gbit")
-        ratio(f"efficiency, 1 Gbit/s, batch {batch}", 0.7, w.efficiency)
-    few, many = by_title["26 tables"], by_title["1000 tables"]
-    assert few.fused is not None and many.fused is not None
-    growth = many.fused.milliseconds / few.fused.milliseconds
-    stock = many.systems["table_wise"].milliseconds / few.systems["table_wise"].milliseconds
-    line(
-        "1000 tables against 26, as many ids: the step grows",
-        "<= 1.3x",
-        f"{growth:.2f}x (table_wise: {stock:.2f}x)",
-        growth <= 1.3,
+def costs(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows the collectives and bytes of the fused step, and how close it comes to its limit."""
+    allocators = report.allocators_of(workloads)
+    rows: list[tuple[str, ...]] = []
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))
+        assert w.fused is not None
+        limits = (group[a].efficiency if a in group else None for a in allocators)
+        rows.append(
+            (
+                w.title,
+                f"{w.fused.collectives:g}",
+                f"{w.row_bytes / w.least_row_bytes:.4f}",
+                f"{w.id_bytes / w.row_bytes:.2%}",
+                *(str(limit or "") for limit in limits),
+            )
+        )
+    columns = ("workload", "collectives", "rows / least rows", "ids / rows")
+    limits_of = (report.with_allocator("efficiency", a) for a in allocators)
+    return Table("", (*columns, *limits_of), rows)
+
+
+def who_pools(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Compares pooling at the requester with the planner's choice, and both with stock."""
+    allocators = report.allocators_of(workloads)
+    rows: list[tuple[str, ...]] = []
+    for group in side_by_side(workloads):
+        w = next(iter(group.values()))
+        bags = w.bags_per_output
+        rows.append(
+            (
+                w.title,
+                f"{w.rows_per_output:.2f}",
+                "" if bags is None else f"{bags:.2f}",
+                *ratio_cells(group, allocators, FUSED),
+                *ratio_cells(group, allocators),
+                ", ".join(w.planner_picks),
+            )
+        )
+    systems = (f"best stock / {FUSED}", "best stock / planner's choice")
+    return Table(
+        "",
+        (
+            *("workload", "distinct rows / outputs", "distinct bags / outputs"),
+            *(report.with_allocator(name, a) for name in systems for a in allocators),
+            "planner's choice",
+        ),
+        rows,
     )
-    wrong = [
-        w
-        for w in workloads
-        if w.advice not in (*OURS, "") and set(FUSED_TYPES) & set(w.planner_picks)
-    ]
-    line(
-        "workloads where fused is over 5 % slower and the planner picks it",
-        "0",
-        str(len(wrong)),
-        not wrong,
-    )
-    return targets.table()
 
 
-def pooling_targets(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows targets of pooling where it costs least, for every allocator that was measured."""
-    targets = Targets()
-    mlperf = [w for w in workloads if w.config.multi_hot == "mlperf"]
-    for w in mlperf:
-        if w.config.batch_size in (1024, 8192):
-            least = 2.5 if w.config.link else 2.0
-            targets.ratio(f"{w.label}: best stock / fused", least, w.speed_up)
-            if FUSED_PROFILED in w.systems:
-                what = f"{w.label}, with a profile: best stock / fused"
-                targets.ratio(what, least, w.speed_up_of(FUSED_PROFILED))
-    found = [w.fused for w in workloads if w.fused is not None]
-    for system, told in ((FUSED_PLANNER, ""), (FUSED_PROFILED, ", with a profile")):
-        shares = [w.systems[system].rows_over_least for w in mlperf if system in w.systems]
-        share = max((share for share in shares if share is not None), default=0.0)
-        if share:
-            what = "rows, own ones included / sum of min(distinct bags, distinct rows)"
-            targets.line(f"MLPerf{told}: {what}", "1.00", f"{share:.3f}", share <= 1.005)
-    others = [w for w in workloads if w not in mlperf and w.speed_up is not None]
-    worst = min(others, key=lambda w: w.speed_up.median if w.speed_up else 0.0)
-    targets.ratio(f"least of the crossover ({worst.label})", 1.0, worst.speed_up)
-    most = max(system.collectives for system in found)
-    targets.line("collectives in a step, any mix", "3", f"{most:g}", most == 3)
-    return targets.table()
+def more_tables(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows how much longer a step is with many tables than with few, for as many ids."""
+    allocators = report.allocators_of(workloads)
+    chosen = [w for w in workloads if w.config.series == "tables"]
+    few = min(w.config.tables for w in chosen)
+    many = max(w.config.tables for w in chosen)
+    steps = {
+        (name, w.allocator, w.config.tables): system.milliseconds
+        for w in chosen
+        for name, system in w.systems.items()
+    }
+    rows: list[tuple[str, ...]] = []
+    for name in dict.fromkeys(name for name, _, _ in steps):
+        pairs = [(steps.get((name, a, few)), steps.get((name, a, many))) for a in allocators]
+        rows.append(
+            (name, *(f"{last / first:.2f}" if first and last else "" for first, last in pairs))
+        )
+    ratio = f"step with {many} tables / with {few}"
+    return Table("", ("system", *(report.with_allocator(ratio, a) for a in allocators)), rows)
 
 
 def headline(workloads: Sequence[WorkloadFigures]) -> Table:
@@ -191,32 +207,53 @@ def headline(workloads: Sequence[WorkloadFigures]) -> Table:
     )
 
 
-def hot_targets(workloads: Sequence[WorkloadFigures]) -> Table:
-    """Shows targets of hot rows, what was measured, and whether that is enough."""
+def first_page(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows the speed and bytes of a few workloads, for the README.
+
+    They are those of 64 columns on loopback and at 1 Gbit/s, with batches of 1024 samples and more.
+    """
+    shown = [
+        w
+        for w in workloads
+        if w.config.dims == [64] and w.config.batch_size >= 1024 and w.config.link in ("", "1gbit")
+    ]
+    allocators = report.allocators_of(shown)
+    rows = []
+    for group in side_by_side(shown):
+        w = next(iter(group.values()))
+        assert w.fused is not None and w.best_stock is not None
+        cells = []
+        for allocator in allocators:
+            found = group.get(allocator)
+            best = found.best_stock if found else None
+            cells.append(f"{found.speed_up}, {best.name}" if found and best else "")
+        rows.append(
+            (
+                f"{w.config.series}, {w.config.link or 'loopback'}, {w.config.batch_size}",
+                *cells,
+                f"{w.best_stock.bytes_sent / w.fused.bytes_sent:.1f}",
+            )
+        )
+    times = (report.with_allocator("step time: stock / fused", a) for a in allocators)
+    return Table("", ("ids, link, samples per rank", *times, "bytes: stock / fused"), rows)
+
+
+def inverse(ratio: Ratio) -> str:
+    """Returns a ratio the other way round."""
+    return f"{1 / ratio.median:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
+
+
+def hot_speeds(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows the fused step in units of the steps with hot rows, by how often these are synced."""
     rows: list[tuple[str, ...]] = []
-    steep = [w for w in workloads if w.config.zipf == 1.3 and w.config.series == "Zipf"]
-    for ranks in (2, 4):
-        w = next(w for w in steep if w.config.ranks == ranks)
-        plain, fused, hot = w.imbalance.values()
-        met = "yes" if hot <= 1.1 else "**no**"
-        measured = f"{hot:.3f} (row_wise {plain:.2f}, fused {fused:.3f})"
-        rows.append((f"Zipf 1.3, {ranks} ranks: most asked owner / mean", "<= 1.1", measured, met))
     for w in workloads:
-        if w.config.batches == "hot" and w.config.link:
-            for name in ("fused_hot_batches", "fused_hot_batches_every_8"):
-                ratio = w.systems[name].against_fused
-                assert ratio is not None
-                speed = f"{1 / ratio.median:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
-                what = f"{w.title}: fused step / {name} step"
-                met = "yes" if ratio.median <= 0.5 else "**no**"
-                rows.append((what, ">= 2", speed, met))
-    for w in workloads:
-        if w.config.batches == "all" and not w.config.link and w.config.hot_rows == 2000:
-            ratio = w.systems["fused_hot"].against_fused
-            assert ratio is not None
-            met = "yes" if ratio.median <= 1.03 else "**no**"
-            rows.append((f"{w.title}: fused_hot step / fused step", "<= 1.03", str(ratio), met))
-    return Table("", ("", "target", "measured", "met"), rows)
+        ratios = {}
+        for name, system in w.systems.items():
+            if name.startswith("fused_hot"):
+                assert system.against_fused is not None
+                ratios[name.endswith("every_8")] = inverse(system.against_fused)
+        rows.append((w.title, ratios.get(False, ""), ratios.get(True, "")))
+    return Table("", ("fused step / step with", "a sync every step", "every eighth step"), rows)
 
 
 def hot_steps(workloads: Sequence[WorkloadFigures]) -> Table:
@@ -263,18 +300,21 @@ def hits(workloads: Sequence[WorkloadFigures]) -> Table:
 
 
 TABLES: dict[str, Callable[[Sequence[WorkloadFigures]], Table]] = {
-    "summary": summary,
     "headline": headline,
-    "pooling_targets": pooling_targets,
+    "first_page": first_page,
+    "outcomes": outcomes,
+    "where_stock_wins": where_stock_wins,
+    "costs": costs,
+    "who_pools": who_pools,
+    "more_tables": more_tables,
     "traffic": report.traffic,
     "speeds": report.speeds,
     "wire": report.wire,
     "bounds": report.bounds,
     "phases": report.phases,
-    "crossover": report.crossover,
     "memory": report.memory,
     "codecs": report.codecs,
-    "hot_targets": hot_targets,
+    "hot_speeds": hot_speeds,
     "hot_steps": hot_steps,
     "owners": owners,
     "hits": hits,

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "AccessProfile",
     "AdaptOptions",
     "CodecOptions",
     "Codecs",
@@ -35,12 +36,14 @@ __all__ = [
     "fused_sharders",
     "fused_table_wise",
     "load_checkpoint",
+    "profile_batches",
     "reconcile",
     "save_checkpoint",
 ]
 
 # Public names and where they are defined; type checkers and editors read the imports below.
 _DEFINED_IN = {
+    "AccessProfile": "access.access_profile",
     "AdaptOptions": "hot.options",
     "CodecOptions": "codecs.options",
     "Codecs": "codecs.options",
@@ -68,11 +71,13 @@ _DEFINED_IN = {
     "fused_sharders": "sharding.sharders",
     "fused_table_wise": "sharding.plan_entries",
     "load_checkpoint": "checkpoint.load",
+    "profile_batches": "planner.batch_profile",
     "reconcile": "hot.rows",
     "save_checkpoint": "checkpoint.save",
 }
 
 if TYPE_CHECKING:
+    from fusedrec_torchrec.access.access_profile import AccessProfile
     from fusedrec_torchrec.checkpoint.load import LoadReport, load_checkpoint
     from fusedrec_torchrec.checkpoint.save import SaveError, save_checkpoint
     from fusedrec_torchrec.codecs.dense_gradients import ThresholdedDataParallel
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
     from fusedrec_torchrec.hot.cost import CostOptions
     from fusedrec_torchrec.hot.options import AdaptOptions, HotOptions, HotRule
     from fusedrec_torchrec.hot.rows import reconcile
+    from fusedrec_torchrec.planner.batch_profile import profile_batches
     from fusedrec_torchrec.planner.planner import FusedShardingPlanner
     from fusedrec_torchrec.sharding.grid_options import GridOptions
     from fusedrec_torchrec.sharding.plan_entries import (

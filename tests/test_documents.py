@@ -1,8 +1,9 @@
 """Code blocks of README and docs run; figures and generated pages are up to date.
 
 ``python`` blocks of a document run one after another in one process, as the only rank of a group.
-``yaml`` blocks load as training configurations.  ``sh`` blocks run line by line in a folder with
-the configurations, a ``train.txt`` and a ``clicks.csv``; lines whose program needs the network, a
+The README's program runs as a reader would start it: by itself, and under torchrun.  ``yaml``
+blocks load as training configurations.  ``sh`` blocks run line by line in a folder with the
+configurations, a ``train.txt`` and a ``clicks.csv``; lines whose program needs the network, a
 cluster or other machines (see ``NOT_HERE``) are only checked to be well-formed, as are benchmarks,
 ``make`` goals to exist.  ``text`` blocks are output.
 """
@@ -12,6 +13,7 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,15 +23,21 @@ from fusedrec_torchrec.bench.suite import SuiteConfig
 from fusedrec_torchrec.cli.main import main, parser_of
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.config import LaunchConfig, TrainConfig
-from tests.cli.command import ROOT, python
+from tests.cli.command import ROOT, python, torchrun
 from tests.training.data.criteo_text import lines, write
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")
+RUN_ALWAYS = ("README.md", "first_run.md")  # the commands of others in ``make test-all``
 LANGUAGES = {"python", "yaml", "sh", "text"}
 FILL_PAGES = (
     "import sys; sys.path.insert(0, 'docs'); import performance\n"
-    "for page in performance.PAGES: print(performance.fill(page.read_text()), end='')"
+    "for page in performance.PAGES:\n"
+    "    print(page.name, performance.fill(page.read_text()) == page.read_text())"
+)
+FILL_PAPERS = (
+    "import sys; sys.path.insert(0, 'benchmarks'); import papers\n"
+    "print(papers.filled(papers.PAGE.read_text()), end='')"
 )
 
 
@@ -45,11 +53,15 @@ def having(language: str) -> list[Path]:
 
 def test_the_documents_have_code() -> None:
     assert {path.name for path in having("python")} >= {"README.md", "data.md"}
-    assert {path.name for path in having("sh")} >= {"README.md", "training.md", "data.md"}
-    assert {path.name for path in having("yaml")} >= {"README.md", "data.md"}
+    assert {path.name for path in having("sh")} >= {"first_run.md", "training.md", "data.md"}
+    assert {path.name for path in having("yaml")} >= {"first_run.md", "data.md"}
 
 
-@pytest.mark.parametrize("document", having("python"), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [document for document in having("python") if document.name != "README.md"],
+    ids=lambda path: path.name,
+)
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     script = tmp_path / "blocks.py"
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -57,6 +69,22 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     script.write_text("\n".join(blocks(document, "python")))
     done = python(script, cwd=tmp_path, environment=group)  # some write files
     assert done.returncode == 0, done.stderr
+
+
+def test_the_program_of_the_readme_takes_training_steps(tmp_path: Path) -> None:
+    """Pasted into a file: as the only rank, without a word in the environment, and as two ranks."""
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 150
+    (program,) = blocks(ROOT / "README.md", "python")
+    script = tmp_path / "first_step.py"
+    script.write_text(program)
+    alone = python(script, cwd=tmp_path)
+    together = torchrun("--standalone", "--nproc-per-node", 2, script, cwd=tmp_path)
+    for done, ranks in ((alone, 1), (together, 2)):
+        assert done.returncode == 0, done.stderr
+        for rank in range(ranks):
+            losses = re.findall(rf"rank {rank}, step \d: loss (\d\.\d+)", done.stdout)
+            assert len(losses) == 5 and sorted(losses, reverse=True) == losses, done.stdout
 
 
 @pytest.mark.parametrize("document", having("yaml"), ids=lambda path: path.name)
@@ -86,14 +114,14 @@ ALL_COMMANDS = [command for document in DOCUMENTS for command in commands(docume
 
 @pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c.startswith("fusedrec ")])
 def test_commands_exist(command: str) -> None:
-    """With their options; those of the README are run below, the others in ``make test-all``."""
+    """With their options; those of ``RUN_ALWAYS`` run below, the others in ``make test-all``."""
     parser_of().parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(document, marks=[] if document.name == "README.md" else [pytest.mark.slow])
+        pytest.param(document, marks=[] if document.name in RUN_ALWAYS else [pytest.mark.slow])
         for document in having("sh")
     ],
     ids=lambda path: path.name,
@@ -145,9 +173,9 @@ def run_command(
     assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
-def test_the_readme_shows_what_the_demo_prints(workplace: Path) -> None:
+def test_the_first_run_shows_what_the_demo_prints(workplace: Path) -> None:
     """Run by the commands of training.md: the same configuration, 400 steps."""
-    shown = next(text for text in blocks(ROOT / "README.md", "text") if "run runs/tiny" in text)
+    (shown,) = blocks(ROOT / "docs" / "first_run.md", "text")
     folder = workplace / "demo"
     arguments = ["--config", "configs/tiny.yaml", "--set", f"logging.directory={folder}"]
     done = python("-m", "fusedrec_torchrec.cli.main", "train", *arguments, cwd=workplace)
@@ -184,23 +212,48 @@ def test_links_lead_somewhere() -> None:
                 assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 
+def pages(entry: object) -> list[str]:
+    """The files that an entry of the navigation leads to."""
+    if isinstance(entry, str):
+        return [entry]
+    inner = entry.values() if isinstance(entry, dict) else entry
+    assert isinstance(inner, Iterable)
+    return [page for part in inner for page in pages(part)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    found = pages(yaml.safe_load(text))
+    assert sorted(found) == [path.name for path in sorted((ROOT / "docs").glob("*.md"))]
+
+
 def test_no_results_are_missing() -> None:
     quality = (ROOT / "docs" / "quality.md").read_text()
     assert re.search(r"fused_row_wise \| 0\.7\d+ ± 0\.0\d+", quality)
-    hot = (ROOT / "docs" / "hot-rows.md").read_text()
+    hot = (ROOT / "docs" / "hot_rows_results.md").read_text()
     assert re.search(r"\| hot batches, stream[^|]+\| 0\.7\d+ ± 0\.0\d+", hot)
     assert re.search(r"are back after \| never \| \d+ steps", hot)
-    compression = (ROOT / "docs" / "compression.md").read_text()
+    compression = (ROOT / "docs" / "compression_results.md").read_text()
     assert re.search(r"\| int8 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
     assert re.search(r"\| 0\.009 \|[^\n]+\| 0\.7\d+ ± 0\.0\d+", compression)
 
 
+def test_the_tables_of_the_papers_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    done = python("-c", FILL_PAPERS, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == page
+    assert re.search(r"\| Criteo, batches of \d+ \| [\d,]+ \| [\d.]+%", page)
+
+
 def test_figures_of_speed_are_those_of_the_measurements() -> None:
     """What stands between marks is what the committed measurements give."""
-    names = ("docs/performance.md", "docs/hot-rows.md", "docs/compression.md", "README.md")
-    page, hot, compression, readme = ((ROOT / name).read_text() for name in names)
     done = python("-c", FILL_PAGES, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == page + hot + compression + readme
-    assert page.count("<!-- end -->") > 10 and hot.count("<!-- end -->") >= 4
-    assert "| loopback | 64 | 2048 |" in readme
+    up_to_date = dict(line.split() for line in done.stdout.splitlines())
+    assert set(up_to_date.values()) == {"True"}, up_to_date
+    results = {"performance.md", "performance_details.md", "hot_rows_results.md"}
+    assert up_to_date.keys() >= {"README.md", "compression_results.md", *results}
+    readme = (ROOT / "README.md").read_text()
+    assert "| Criteo, loopback, 2048 |" in readme and "| MLPerf, loopback, 1024 |" in readme
+    assert "| default | " in (ROOT / "docs" / "performance.md").read_text()

@@ -1,7 +1,6 @@
 """Draws docs/figures/parts.svg, the parts of the package and who imports whom (`make figures`).
 
-Everything in it is read from the package: the first sentence of each folder's docstring, and the
-imports of its files.
+The imports are read from the files of the package, the order of the parts from the page.
 """
 
 import ast
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import Circle, Rectangle
 
 PACKAGE = Path(__file__).parents[2] / "fusedrec_torchrec"
 INK, FILL, DOT, LINE = "#1f2933", "#e0f2fe", "#c2410c", "#e5e7eb"
-STEP, LEFT, NAME_WIDTH, MATRIX = 0.42, 0.2, 1.35, 8.1
+STEP, TOP, LEFT, MATRIX, NAME_WIDTH, LETTERS = 0.36, 0.45, 0.1, 1.4, 0.75, 10.5
 
 
 def imports_of(part: Path) -> set[str]:
@@ -35,43 +34,28 @@ def parts_in_order() -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
 
 
-def sentence_of(part: str) -> str:
-    """Returns the first sentence of a folder's docstring."""
-    text = ast.get_docstring(ast.parse((PACKAGE / part / "__init__.py").read_text())) or ""
-    return text.partition("\n")[0].replace("``", "")
-
-
 def draw() -> Figure:
     order = parts_in_order()
     imports = {part: imports_of(PACKAGE / part) for part in order}
-    height, width = STEP * len(order) + 0.8, MATRIX + STEP * len(order) + 0.3
+    height, width = STEP * len(order) + TOP, MATRIX + STEP * len(order) + NAME_WIDTH
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
     axes.set_ylim(0, height)
     axes.axis("off")
     for row, part in enumerate(order):
-        y = height - 0.75 - STEP * row
-        box = FancyBboxPatch(
-            (LEFT, y - 0.13),
-            NAME_WIDTH,
-            0.26,
-            boxstyle="round,pad=0.02,rounding_size=0.06",
-            fc=FILL,
-            ec=INK,
-            lw=0.8,
-        )
-        axes.add_patch(box)
-        middle = LEFT + NAME_WIDTH / 2
-        axes.text(middle, y, part, fontsize=9, fontweight="bold", ha="center", va="center")
-        axes.text(LEFT + NAME_WIDTH + 0.15, y, sentence_of(part), fontsize=8, va="center")
-        axes.plot([MATRIX, MATRIX + STEP * row], [y, y], color=LINE, lw=1, zorder=0)
+        y = height - TOP - STEP * (row + 0.5) + 0.1
         x = MATRIX + STEP * row
-        axes.text(x, y, part[:3], fontsize=7, ha="center", va="center", color=INK)
+        axes.text(LEFT, y, part, fontsize=LETTERS, fontweight="bold", va="center", color=INK)
+        axes.plot([MATRIX - 0.2, x - 0.15], [y, y], color=LINE, lw=1, zorder=0)
+        axes.plot([x, x], [y - 0.15, 0.1], color=LINE, lw=1, zorder=0)
+        axes.add_patch(Rectangle((x - 0.1, y - 0.1), 0.2, 0.2, fc=FILL, ec=INK, lw=0.8))
+        axes.text(x + 0.18, y, part, fontsize=LETTERS, va="center", color=INK)
         for column, other in enumerate(order[:row]):
             if other in imports[part]:
-                axes.add_patch(Circle((MATRIX + STEP * column, y), 0.07, fc=DOT, ec="none"))
-    axes.text(MATRIX, height - 0.35, "imports", fontsize=8, color=DOT, va="center")
+                axes.add_patch(Circle((MATRIX + STEP * column, y), 0.09, fc=DOT, ec="none"))
+    title = "A dot: the part of this line imports the part of this column."
+    axes.text(LEFT, height - 0.22, title, fontsize=LETTERS, color=DOT, va="center")
     return figure
 
 

@@ -20,8 +20,9 @@ from fusedrec_torchrec.access.array_file import (
 )
 from fusedrec_torchrec.access.bag_counts import CountedBags
 
-__all__ = ["AccessProfile"]
+__all__ = ["COUNTERS", "AccessProfile"]
 
+COUNTERS = 1 << 20  # rows that are counted at a time, unless somebody says otherwise
 KIND = "access profile"
 OF_BATCHES = ("samples_K", "batches_K", "bags_K", "ids_K")
 OF_SAMPLES = ("counted", "all_bags", "all_ids")

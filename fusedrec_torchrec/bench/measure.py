@@ -13,6 +13,7 @@ from fusedrec_torchrec.bench.allocators import Allocator
 from fusedrec_torchrec.bench.links import hosts
 from fusedrec_torchrec.bench.ranks import Ranks
 from fusedrec_torchrec.bench.suite import (
+    DEDUP_PER_TABLE,
     HOT_SYSTEMS,
     STOCK_DEDUP,
     SuiteConfig,
@@ -38,7 +39,7 @@ def measure(
     Args:
         suite: how to measure.
         workload: what to measure, with its systems.
-        prepared: folder of prepared Criteo data, if there is one.
+        prepared: folder of the prepared data that the workload is on; None if it is on none.
         tick: called for every measurement that is done.
         allocator: how the ranks keep memory.
     """
@@ -57,14 +58,19 @@ def measure(
         headline = headline_of(names)
         fused = None if headline is None else systems[headline]
         bounds = [] if fused is None else fused.ask("make_bounds")[0]
+        replayed = [DEDUP_PER_TABLE, headline] if DEDUP_PER_TABLE in names else []
+        replay_bytes = {name: sum(systems[name].ask("make_replay")) for name in replayed if name}
 
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         bound_seconds: dict[str, list[float]] = {name: [] for name in bounds}
+        replay_seconds: dict[str, list[float]] = {name: [] for name in replay_bytes}
         for pair in range(suite.pairs):
             numbers = list(range(pair * suite.steps, (pair + 1) * suite.steps))
             for name in (*names[pair % len(names) :], *names[: pair % len(names)]):
                 seconds[name].append(max(systems[name].ask("step", numbers=numbers)))
                 tick()
+            for name, times in replay_seconds.items():
+                times.append(max(systems[name].ask("replay", numbers=numbers)))
             if fused is not None:
                 for operation, times in bound_seconds.items():
                     times.append(max(fused.ask("bound", operation=operation, numbers=numbers)))
@@ -76,6 +82,8 @@ def measure(
             "requests": requests,
             "wire": {name: ranks.ask("wire") for name, ranks in systems.items()},
         }
+        if replay_bytes:
+            result.update(replay_bytes=replay_bytes, replay_seconds=replay_seconds)
         hot = next((systems[name] for name in names if name in HOT_SYSTEMS), None)
         if hot is not None:
             result["owners"] = _add_up(hot.ask("owners"))
@@ -105,6 +113,7 @@ def _left_out(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None
         reasons["data_parallel"] = "TorchRec's dense EmbeddingCollection kernel fails on CPU"
         for name in (*OWNER_POOLED, FUSED_MIXED):
             reasons[name] = "sequences have no bags that an owner could pool"
+        reasons[DEDUP_PER_TABLE] = "its tables are collections of bags"
     elif size > suite.data_parallel_mib << 20:
         reasons["data_parallel"] = f"tables have {size >> 20} MiB, more than data_parallel_mib"
     for name in STOCK_DEDUP:

@@ -18,6 +18,7 @@ COLORS: dict[str, str] = {
     "table_row_wise": "tab:brown",
     "planner": "tab:gray",
     "data_parallel": "tab:olive",
+    "dedup_per_table": "goldenrod",
     "fused_row_wise": "tab:green",
     "fused_table_wise": "mediumseagreen",
     "fused_column_wise": "darkseagreen",

@@ -23,6 +23,7 @@ from fusedrec_torchrec.bench.bounds import Bounds, bounded
 from fusedrec_torchrec.bench.owners import owner_requests
 from fusedrec_torchrec.bench.peak_memory import forget_peak, memory
 from fusedrec_torchrec.bench.phases import phases_of
+from fusedrec_torchrec.bench.replay import Replay
 from fusedrec_torchrec.bench.requests import requests_of
 from fusedrec_torchrec.bench.suite import (
     HOT_SYSTEMS,
@@ -74,6 +75,7 @@ class Rank:
         for step in range(suite.warm_up):
             self._system.step(self._batch(step))
         self._bounds: Bounds | None = None
+        self._replay: Replay | None = None
 
     def _batch(self, number: int) -> Any:
         return self._batches[number % len(self._batches)]
@@ -120,6 +122,16 @@ class Rank:
             return []
         self._bounds = Bounds(self._system, self._workload)
         return list(self._bounds.operations)
+
+    def make_replay(self) -> float:
+        """Makes the all-to-alls of steps ready to be repeated; returns the bytes of a step."""
+        self._replay = Replay(self._system, self._batches)
+        return self._replay.bytes_sent
+
+    def replay(self, numbers: list[int]) -> float:
+        """Returns the seconds of the all-to-alls alone, for the same batches."""
+        assert self._replay is not None
+        return self._seconds(self._replay.run, numbers)
 
     def phases(self, steps: int) -> dict[str, float]:
         """Returns where the time of a step goes."""

@@ -31,7 +31,7 @@ class Ranks:
         system: name of the system.
         suite: how to measure.
         workload: what to measure.
-        prepared: folder of prepared Criteo data, if there is one.
+        prepared: folder of the prepared data that the workload is on; None if it is on none.
         hosts: where each rank runs.
         allocator: how the processes keep memory.
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from fusedrec_torchrec.bench.allocators import Allocator
@@ -13,6 +14,7 @@ from fusedrec_torchrec.bench.figures import (
     WorkloadFigures,
     side_by_side,
 )
+from fusedrec_torchrec.bench.fusion import Fusion
 from fusedrec_torchrec.bench.suite import CODEC_SYSTEMS, HOT_SYSTEMS, OURS
 from fusedrec_torchrec.core.terminal import human_bytes, print_table
 
@@ -41,6 +43,8 @@ def tables(workloads: Sequence[WorkloadFigures]) -> Iterator[Table]:
         yield wire(with_fused)
     if any(system.bytes_by_kind for w in workloads for system in w.systems.values()):
         yield traffic(workloads)
+    if any(map(Fusion.measured, workloads)):
+        yield fusion([w for w in workloads if Fusion.measured(w)])
     if any(w.bound_seconds for w in with_fused):
         yield bounds([w for w in with_fused if w.bound_seconds])
     if any(w.phases for w in with_fused):
@@ -143,6 +147,40 @@ def traffic(workloads: Sequence[WorkloadFigures]) -> Table:
     return Table(
         "sent in a step by all ranks; rows / min(distinct bags, distinct rows) of each table",
         ("workload", "system", "collectives", *KINDS, "rows / least"),
+        rows,
+    )
+
+
+def fusion(workloads: Sequence[WorkloadFigures]) -> Table:
+    """Shows what fusing adds to dedup: messages, their bandwidth, and the time of a step."""
+    rows: list[tuple[str, ...]] = []
+    for w in workloads:
+        f = Fusion(w)
+        both = (f.apart, f.fused)
+        rows.append(
+            (
+                w.label,
+                " / ".join(f"{m.rounds}" for m in both),
+                " / ".join(human_bytes(round(median(m.sizes))) for m in both),
+                " / ".join(f"{m.small:.0%}" for m in both),
+                " / ".join(f"{m.bandwidth / 1e6:.0f}" for m in both),
+                str(f.bandwidth),
+                str(f.speed_up),
+                str(f.no_dedup or ""),
+            )
+        )
+    return Table(
+        "dedup by table / fused: the same rows in many messages and in few (95 % interval)",
+        (
+            "workload",
+            "rounds of a step",
+            "median message",
+            "under 64 KiB",
+            "MB/s a rank sends",
+            "bandwidth, fused / by table",
+            "step, by table / fused",
+            "step, best stock / fused",
+        ),
         rows,
     )
 

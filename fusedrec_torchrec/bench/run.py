@@ -1,6 +1,7 @@
 """Runs a suite from start to end, and keeps the measurements as one JSON document."""
 
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from fusedrec_torchrec.bench.machine import describe_machine
 from fusedrec_torchrec.bench.measure import measure
 from fusedrec_torchrec.bench.ranks import RankError
 from fusedrec_torchrec.bench.results import RESULTS, VERSION
-from fusedrec_torchrec.bench.suite import SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.suite import DataName, SuiteConfig, WorkloadConfig
+from fusedrec_torchrec.bench.workload import NEEDS
 from fusedrec_torchrec.core.config import to_mapping
 from fusedrec_torchrec.core.files import write_json
 
@@ -22,7 +24,7 @@ __all__ = ["run_suite"]
 
 def run_suite(
     suite: SuiteConfig,
-    prepared: str | None,
+    prepared: Mapping[DataName, str],
     folder: Path,
     only: str | None = None,
     progress: bool = True,
@@ -31,7 +33,7 @@ def run_suite(
 
     Args:
         suite: what to measure.
-        prepared: folder of prepared Criteo data; without it, workloads on it are left out.
+        prepared: folders of prepared data; workloads on other data are left out.
         folder: where the results go.
         only: text that the names of the workloads to run contain.
         progress: whether to show a bar.
@@ -53,12 +55,13 @@ def run_suite(
             name = workload.name if len(suite.allocators) == 1 else f"{workload.name}, {allocator}"
             bar.set_description(name)
             done = bar.n
-            reason = _obstacle(suite, workload, prepared) or missing_allocator(allocator)
+            reason = _obstacle(suite, workload, set(prepared)) or missing_allocator(allocator)
             if reason is not None:
                 document["left_out"][name] = reason
             else:
                 try:
-                    measured = measure(suite, workload, prepared, bar.update, allocator)
+                    data = prepared.get(workload.data)
+                    measured = measure(suite, workload, data, bar.update, allocator)
                 except RankError as error:
                     document["failed"][name] = str(error)
                 else:
@@ -74,10 +77,12 @@ def run_suite(
     return document
 
 
-def _obstacle(suite: SuiteConfig, workload: WorkloadConfig, prepared: str | None) -> str | None:
+def _obstacle(
+    suite: SuiteConfig, workload: WorkloadConfig, prepared: Collection[DataName]
+) -> str | None:
     """Returns why a workload cannot be run here; None if it can."""
-    if workload.data == "criteo" and prepared is None:
-        return "needs data in Criteo's format: --data FILE_OR_FOLDER"
+    if workload.data != "zipf" and workload.data not in prepared:
+        return NEEDS[workload.data]
     if suite.device == "cuda":
         gpus = torch.cuda.device_count()
         if workload.ranks > gpus:

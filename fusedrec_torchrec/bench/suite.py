@@ -23,6 +23,7 @@ from fusedrec_torchrec.sharding.sharding_type import (
 
 __all__ = [
     "CODEC_SYSTEMS",
+    "DEDUP_PER_TABLE",
     "FUSED_PLANNER",
     "HOT_SYSTEMS",
     "MLPERF_SIZES",
@@ -30,6 +31,7 @@ __all__ = [
     "PLANNED_SYSTEMS",
     "STOCK_DEDUP",
     "SYSTEMS",
+    "DataName",
     "SuiteConfig",
     "SystemName",
     "WorkloadConfig",
@@ -43,6 +45,7 @@ SystemName = Literal[
     "table_wise_dedup",
     "row_wise_dedup",
     "planner",
+    "dedup_per_table",
     "fused_row_wise",
     "fused_table_wise",
     "fused_column_wise",
@@ -59,7 +62,10 @@ SystemName = Literal[
     "fused_dct",
 ]
 SYSTEMS: tuple[SystemName, ...] = get_args(SystemName)
+DataName = Literal["zipf", "criteo", "table"]
 HOT_SYSTEMS: tuple[SystemName, ...] = tuple(n for n in SYSTEMS if n.startswith("fused_hot"))
+# Each table deduplicated and exchanged by itself, what the paper on FusedRec compares with.
+DEDUP_PER_TABLE = "dedup_per_table"
 FUSED_PLANNER = "fused_planner"
 FUSED_PROFILED = "fused_profiled"  # by our planner with an access profile of the batches
 # Whose plan depends on the workload: a suite names them where they are worth their time.
@@ -112,7 +118,8 @@ class WorkloadConfig:
 
     Attributes:
         name: Title in tables and plots; a sweep adds its values to it.
-        data: Generated ids, or those of a file in Criteo's format (--data).
+        data: Generated ids, those of a file in Criteo's format (--data), or those of a folder that
+            `fusedrec prepare` made of columns of your own (--table), one id for each feature.
         module: EmbeddingBagCollection (pooled) or EmbeddingCollection (sequences).
         batch_size: Samples of one rank and step.
         ranks: Number of processes; more than the machine has cores say little about time.
@@ -134,7 +141,7 @@ class WorkloadConfig:
     """
 
     name: str = Field(default="zipf", min_length=1)
-    data: Literal["zipf", "criteo"] = "zipf"
+    data: DataName = "zipf"
     module: Literal["ebc", "ec"] = "ebc"
     batch_size: int = Field(default=2048, ge=1)
     ranks: int = Field(default=2, ge=1)
@@ -167,7 +174,7 @@ class WorkloadConfig:
 
         All ranks get the same, which counts of their own batches would not be.
         """
-        if self.data != "criteo":
+        if self.data == "zipf":
             return [self.pooling] * tables
         if self.multi_hot == "mlperf":
             return [float(size) for size in MLPERF_SIZES]
@@ -199,6 +206,7 @@ class SuiteConfig:
     Attributes:
         systems: What is compared; fused_hot has hot rows, fused_hot_every_8 syncs them every 8
             steps, and fused_hot_batches agrees before each exchange whether it is needed; and both.
+            dedup_per_table sends distinct rows as fused_row_wise does, each table by itself.
             fused_fp16 and the like have codecs. fused_planner is the plan of FusedShardingPlanner,
             fused_table_wise deals whole tables to ranks, fused_column_wise splits the columns of
             each over all ranks, and fused_mixed has the three fused shardings by turns.
@@ -220,6 +228,7 @@ class SuiteConfig:
             name
             for name in SYSTEMS
             if name not in {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP}
+            and name != DEDUP_PER_TABLE
         ],
         min_length=1,
     )

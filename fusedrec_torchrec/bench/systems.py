@@ -31,15 +31,17 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from fusedrec_torchrec.bench.models import Model
 from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
+    DEDUP_PER_TABLE,
     FUSED_PLANNER,
     FUSED_PROFILED,
     HOT_SYSTEMS,
     OURS,
     STOCK_DEDUP,
 )
-from fusedrec_torchrec.bench.workload import Model, Workload, outputs_of
+from fusedrec_torchrec.bench.workload import Workload, outputs_of
 from fusedrec_torchrec.exchange.options import ExchangeOptions
 from fusedrec_torchrec.planner.planner import FusedShardingPlanner
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
@@ -75,9 +77,11 @@ class System:
     @property
     def plan(self) -> Mapping[str, ParameterSharding]:
         """How each table is sharded."""
-        (plan,) = self.model.plan.plan.values()
-        assert isinstance(plan, dict)
-        return plan
+        tables: dict[str, ParameterSharding] = {}
+        for plan in self.model.plan.plan.values():
+            assert isinstance(plan, dict)
+            tables.update(plan)
+        return tables
 
     def step(self, batch: KeyedJaggedTensor) -> None:
         """Does forward, backward from a fixed gradient, and update."""
@@ -116,7 +120,7 @@ def _fresh(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 def build(name: str, workload: Workload, device: torch.device) -> System:
     """Shards the workload's model on this rank's device; must be called on all ranks."""
-    model = workload.model()
+    model = workload.model(per_table=name == DEDUP_PER_TABLE)
     with _emulated_nodes(2 if name == "table_row_wise" else 1):
         sharder = _sharder(name, workload)
         plan = _plan(name, workload, model, sharder, device.type)
@@ -132,7 +136,7 @@ def build(name: str, workload: Workload, device: torch.device) -> System:
 
 def _sharder(name: str, workload: Workload) -> ModuleSharder[torch.nn.Module]:
     is_ec = workload.config.module == "ec"
-    if name in (*OURS, *HOT_SYSTEMS, *CODEC_SYSTEMS):
+    if name in (*OURS, *HOT_SYSTEMS, *CODEC_SYSTEMS, DEDUP_PER_TABLE):
         fused = FusedEmbeddingCollectionSharder if is_ec else FusedEmbeddingBagCollectionSharder
         hot = None
         if name in HOT_SYSTEMS:
@@ -173,15 +177,18 @@ def _plan(
         table: _stock_generator(name, t % ranks, ranks) or fused_by_owners(owners[t])
         for t, table in enumerate(workload.table_rows)
     }
-    module_plan = construct_module_sharding_plan(
-        model.embeddings,
-        generators,
-        sharder=sharder,
-        world_size=ranks,
-        local_size=local,
-        device_type=device_type,
-    )
-    return ShardingPlan({"embeddings": module_plan})
+    plans = {}
+    for path, module in model.collections.items():
+        own = sharder.shardable_parameters(module)
+        plans[path] = construct_module_sharding_plan(
+            module,
+            {table: generators[table] for table in own},
+            sharder=sharder,
+            world_size=ranks,
+            local_size=local,
+            device_type=device_type,
+        )
+    return ShardingPlan(dict(plans))
 
 
 def fused_owners(name: str, workload: Workload) -> list[tuple[int, ...]] | None:

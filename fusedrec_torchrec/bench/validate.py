@@ -27,6 +27,7 @@ from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import (
     HOT_SYSTEMS,
     PLANNED_SYSTEMS,
+    DataName,
     SuiteConfig,
     WorkloadConfig,
     steps_alike,
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 PRICED = (FUSED, *STOCK, *PLANNED_SYSTEMS, "fused_hot", "fused_hot_every_8")
-MOST_BYTES_OFF, MOST_SECONDS_OFF, MOST_SLOWER = 0.02, 0.15, 0.05
+MOST_BYTES_OFF, MOST_SLOWER = 0.02, 0.05
 VALIDATION = "validation.json"
 Clusters = Mapping[tuple[int, str], ClusterConfig]
 
@@ -298,8 +299,8 @@ def verdict(comparisons: Sequence[Comparison]) -> list[str]:
     return [
         f"bytes: {within} of {len(bytes_off)} within {MOST_BYTES_OFF:.0%}, largest error "
         f"{max(bytes_off):.1%}",
-        f"seconds: median error {np.median(seconds_off):.1%} (wanted {MOST_SECONDS_OFF:.0%}), "
-        f"largest {max(seconds_off):.0%}, over {len(best)} configurations",
+        f"seconds: median error {np.median(seconds_off):.1%}, largest {max(seconds_off):.0%}, over "
+        f"{len(best)} configurations",
         f"best system: within {MOST_SLOWER:.0%} of the measured best in {right} of {len(best)}",
     ]
 
@@ -329,7 +330,8 @@ def validate(
     places = [place for place in ranks_and_links(workloads) if unavailable(place[1]) is None]
     for ranks, link in tqdm(places, disable=not progress, file=sys.stderr, unit="cluster"):
         clusters[ranks, link] = calibrate_cluster(folder, ranks, link, suite)
-    document = run_suite(suite, prepared, folder, only, progress)
+    data: dict[DataName, str] = {} if prepared is None else {"criteo": prepared}
+    document = run_suite(suite, data, folder, only, progress)
     comparisons = list(compare(document["results"], clusters, prepared))
     write_json(folder / VALIDATION, {"comparisons": [asdict(c) for c in comparisons]})
     draw_validation(folder / "predicted.png", comparisons)

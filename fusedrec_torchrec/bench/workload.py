@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -13,25 +12,19 @@ from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.access.samples import Samples, Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
 from fusedrec_torchrec.bench.hot import HotWorkload
+from fusedrec_torchrec.bench.models import Model, PerTableModel
 from fusedrec_torchrec.bench.multi_hot import MultiHotSource
 from fusedrec_torchrec.bench.suite import WorkloadConfig
 from fusedrec_torchrec.training.data.prepared import PreparedData
 
-__all__ = ["Model", "Workload", "dims_of", "open_source", "outputs_of", "table_bytes"]
+__all__ = ["NEEDS", "Workload", "dims_of", "open_source", "outputs_of", "table_bytes"]
 
+NEEDS = {
+    "criteo": "needs data in Criteo's format: --data FILE_OR_FOLDER",
+    "table": "needs data that `fusedrec prepare --config` has prepared: --table FOLDER",
+}
 BATCHES = 8
 HOT_BATCHES = 4  # that are hot; there are fewer of these
-
-
-class Model(nn.Module):
-    """Is a model of nothing but embeddings: what sharding is about."""
-
-    def __init__(self, embeddings: nn.Module) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-
-    def forward(self, features: KeyedJaggedTensor) -> object:
-        return self.embeddings(features)
 
 
 @dataclass(frozen=True)
@@ -98,8 +91,12 @@ class Workload:
         hot = self.hot or HotWorkload(self.config, self.source)
         return hot.profile
 
-    def model(self) -> Model:
-        """Returns the unsharded model, without memory for its tables."""
+    def model(self, per_table: bool = False) -> Model:
+        """Returns the unsharded model, without memory for its tables.
+
+        Args:
+            per_table: whether each table is a collection of its own.
+        """
         tables = [
             {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": [name]}
             for (name, rows), dim in zip(self.table_rows.items(), self.dims, strict=True)
@@ -110,6 +107,10 @@ class Workload:
             # An EmbeddingCollection has one dimension for all of its tables.
             return Model(EmbeddingCollection(tables=configs, device=meta))
         bag_configs = [EmbeddingBagConfig(**table) for table in tables]
+        if per_table:
+            return PerTableModel(
+                [EmbeddingBagCollection(tables=[c], device=meta) for c in bag_configs]
+            )
         return Model(EmbeddingBagCollection(tables=bag_configs, device=meta))
 
 
@@ -125,16 +126,26 @@ def dims_of(config: WorkloadConfig, tables: int) -> list[int]:
 
 
 def open_source(config: WorkloadConfig, prepared: str | None) -> Source:
-    """Opens the data of a workload."""
-    if config.data == "criteo":
+    """Opens the data of a workload.
+
+    Args:
+        config: the workload.
+        prepared: folder of the prepared data that it is on; None if there is none.
+
+    Raises:
+        ValueError: there is none, or its features share tables or are bags.
+    """
+    if config.data != "zipf":
         if prepared is None:
-            raise ValueError(
-                f"workload {config.name!r} needs data in Criteo's format: --data FILE_OR_FOLDER"
-            )
+            raise ValueError(f"workload {config.name!r} {NEEDS[config.data]}")
         data = PreparedData.open(prepared)
         if list(data.features.items()) != [(name, name) for name in data.table_rows]:
             raise ValueError(
                 f"workload {config.name!r}: features of {prepared} share tables, must have one each"
+            )
+        if data.has_bags:
+            raise ValueError(
+                f"workload {config.name!r}: features of {prepared} are bags, must have one id each"
             )
         if not config.multi_hot:
             return data
@@ -170,6 +181,8 @@ def _batch(samples: Samples, names: list[str]) -> KeyedJaggedTensor:
 
 def outputs_of(result: object) -> list[torch.Tensor]:
     """Waits for what a model returned, and returns its tensors."""
+    if isinstance(result, list):  # of collections that were all called before
+        return [tensor for part in result for tensor in outputs_of(part)]
     if hasattr(result, "wait"):
         result = result.wait()
     if isinstance(result, KeyedTensor):

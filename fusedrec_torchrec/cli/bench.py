@@ -13,7 +13,7 @@ from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.plots import draw
 from fusedrec_torchrec.bench.report import print_report, tables
 from fusedrec_torchrec.bench.results import RESULTS, load_results
-from fusedrec_torchrec.bench.suite import SuiteConfig
+from fusedrec_torchrec.bench.suite import DataName, SuiteConfig
 from fusedrec_torchrec.bench.summary import summary_of
 from fusedrec_torchrec.cli.json_output import add_json, print_json
 from fusedrec_torchrec.cli.manual import add_parser
@@ -30,6 +30,8 @@ EXAMPLES = {
     "Measures two systems on a small generated workload, a minute.",
     "fusedrec bench benchmarks/quick.yaml --data train.txt --output runs/quick": "Measures on ids "
     "of Criteo data, five minutes.",
+    "fusedrec bench benchmarks/papers.yaml --data train.txt --table data/taobao --output "
+    "runs/papers": "Measures on Criteo ids and on a table of your own; links need root.",
     "fusedrec bench runs/small": "Shows again what was measured.",
     "fusedrec bench runs/small --json": "Prints the same for a program.",
 }
@@ -44,7 +46,7 @@ def add_command(commands: Any) -> None:
         "writes figures (results.json), tables (report.md) and plots (.png).  Ratios are medians "
         "of neighbours in time, so that a machine that is busy for a while does not decide.",
         examples=EXAMPLES,
-        read_on="docs/performance.md",
+        read_on="docs/speed_up.md, docs/performance.md",
         settings=SuiteConfig,
     )
     parser.add_argument(
@@ -59,6 +61,14 @@ def add_command(commands: Any) -> None:
         nargs="+",
         default=None,
         help="for workloads on Criteo data: text files, or a folder of prepared data",
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="for workloads on columns of your own (data: table): a folder of prepared data, as "
+        "`fusedrec prepare --config configs/taobao.yaml` makes it",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/bench"), help="(default %(default)s)"
@@ -102,7 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
         _check_device(suite)
 
         with tempfile.TemporaryDirectory() as scratch:
-            prepared = _prepared(arguments, Path(scratch))
+            prepared: dict[DataName, str] = {}
+            criteo = _prepared(arguments, Path(scratch))
+            if criteo is not None:
+                prepared["criteo"] = criteo
+            if arguments.table is not None:
+                prepared["table"] = str(arguments.table)
             document = run_suite(
                 suite, prepared, folder, arguments.only, progress=not arguments.quiet
             )
@@ -170,6 +185,11 @@ def _check_data(arguments: argparse.Namespace) -> None:
     """Refuses data that is not there."""
     if arguments.data is not None and not _is_prepared(arguments.data):
         find_files(arguments.data)
+    if arguments.table is not None and not _is_prepared([str(arguments.table)]):
+        raise ValueError(
+            f"--table is {arguments.table}, must be a folder of prepared data "
+            f"(it has no {MANIFEST}): see `fusedrec prepare --config`"
+        )
 
 
 def _is_prepared(data: list[str]) -> bool:

@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
         "a cluster file for the planner.  On several machines: torchrun ... -m "
         "fusedrec_torchrec.planner.calibrate.measure --output cluster.yaml",
         examples=EXAMPLES,
-        read_on="docs/planner.md",
+        read_on="docs/planner.md, docs/cost_model.md",
     )
     parser.add_argument("--ranks", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="(default %(default)s)")

@@ -129,7 +129,7 @@ def _add_export(actions: Any) -> None:
         purpose="Writes each table of a checkpoint into a file of its own, whole, in a format that "
         "serving and analysis can read.",
         examples=EXPORT_EXAMPLES,
-        read_on=READ_ON,
+        read_on=f"docs/serve.md, {READ_ON}",
     )
     _add_path(out)
     out.add_argument("--output", type=Path, required=True, help="folder, a file for each table")

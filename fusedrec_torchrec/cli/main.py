@@ -70,7 +70,7 @@ def parser_of(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser
         prog="fusedrec",
         description="Fused, deduplicated embedding sharding for TorchRec: trains, watches, plans, "
         "measures and examines.",
-        epilog=f"{epilog_of(EXAMPLES, 'README.md, docs/commands.md')}\n\n{EXIT_CODES}",
+        epilog=f"{epilog_of(EXAMPLES, 'docs/first_run.md, docs/commands.md')}\n\n{EXIT_CODES}",
         formatter_class=ManualFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fusedrec_torchrec.access.access_profile import COUNTERS
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.cli.json_output import add_json, print_json
 from fusedrec_torchrec.cli.manual import add_parser
@@ -70,7 +71,7 @@ def add_command(commands: Any) -> None:
     sampled.add_argument(
         "--counters",
         type=int,
-        default=1 << 20,
+        default=COUNTERS,
         help="rows it counts at a time; bounds its memory and size (default %(default)s)",
     )
     sampled.add_argument(

@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
         "fused exchange, with hot rows and in groups (2D), on clusters of many sizes; with "
         "stragglers from sampled batches.  Nothing is run: figures are those of the cost model.",
         examples=EXAMPLES,
-        read_on="docs/scaling.md, docs/planner.md",
+        read_on="docs/scaling.md, docs/cost_model.md",
     )
     parser.add_argument("--config", type=Path, required=True, help="configs/planner/*.yaml")
     parser.add_argument(

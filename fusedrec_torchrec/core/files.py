@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["described", "file_lock", "naming", "replacing", "sync_file", "write_json", "write_text"]
+__all__ = [
+    "described",
+    "file_lock",
+    "looked_for",
+    "naming",
+    "replacing",
+    "sync_file",
+    "write_json",
+    "write_text",
+]
 
 
 def described(error: OSError) -> str:
@@ -19,6 +28,11 @@ def described(error: OSError) -> str:
     reason = os.strerror(error.errno)
     paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
     return f"{' and '.join(paths)}: {reason}" if paths else reason
+
+
+def looked_for(path: Path) -> str:
+    """Returns where a path was looked for, to go behind "does not exist"; a whole path says it."""
+    return "" if path.is_absolute() else f" in {Path.cwd()}"
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def warn_of_unknown_bags(
         names += f" and {len(unknown) - MOST_NAMES} more"
     logger.warning(
         "nobody has said how many ids a bag of %s has: the plan is for one. If there are more, "
-        "pass constraints={%r: ParameterConstraints(pooling_factors=[10.0]), ...}, or profile=... "
-        "(fusedrec profile --save counts them)",
+        "pass profile=fusedrec_torchrec.profile_batches(model, [batch, ...]), which counts them in "
+        "a few batches, or constraints={%r: ParameterConstraints(pooling_factors=[10.0]), ...}",
         *(names, unknown[0]),
     )

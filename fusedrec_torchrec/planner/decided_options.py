@@ -37,7 +37,7 @@ __all__ = ["decided_options"]
 
 KINDS = ("fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "input_dist_comms")
 INPUT_DIST = ("counts", "splits", "lengths", "ids")
-BACKWARD = ("pooling_backward", "gradients", "update", "bag_update", "update_on_host")
+BACKWARD = ("pooling_backward", "gradients", "update", "bag_update", "update_ids", "update_on_host")
 SYNC = (HOT_SYNC, "sync_")  # how stages begin that follow the backward pass
 BY_SHARD = ("table_wise", "column_wise", *OWNER_POOLED)  # whose shards TorchRec places one by one
 MILLISECOND = 1e-3  # TorchRec's unit of time

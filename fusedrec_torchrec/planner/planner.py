@@ -30,6 +30,7 @@ from torchrec.distributed.utils import get_device_type
 from fusedrec_torchrec.access.access_profile import AccessProfile
 from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.planner.bag_lengths import warn_of_unknown_bags
+from fusedrec_torchrec.planner.columns_apart import move_columns_apart
 from fusedrec_torchrec.planner.constraints import constrained_search
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
@@ -43,9 +44,9 @@ from fusedrec_torchrec.planner.search.decide import decide
 from fusedrec_torchrec.planner.search.decision import Decision
 from fusedrec_torchrec.planner.search.search_config import SearchConfig
 from fusedrec_torchrec.planner.topology import topology_of
-from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan, remote_devices
+from fusedrec_torchrec.sharding.plan_entries import GridShardingPlan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TYPES
+from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
 
 __all__ = ["FusedShardingPlanner"]
 
@@ -183,25 +184,9 @@ class FusedShardingPlanner(EmbeddingShardingPlanner):
     def _torchrecs_plan(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> ShardingPlan:
-        """Returns the plan of TorchRec's search, columns of fused tables on ranks that differ.
-
-        TorchRec places shards one by one where not all ranks have one.
-        """
+        """Returns the plan of TorchRec's search, columns of fused tables on ranks that differ."""
         plan = super().plan(module, sharders)
-        topology = self._topology
-        ranks, local = topology.world_size, topology.local_world_size
-        devices = remote_devices(topology.compute_device, ranks, local)
-        for tables in plan.plan.values():
-            assert isinstance(tables, dict)
-            for entry in tables.values():
-                if entry.sharding_type != FUSED_COLUMN_WISE:
-                    continue
-                own = list(dict.fromkeys(entry.ranks))
-                free = (rank for rank in range(ranks) if rank not in own)
-                own += [next(free) for _ in range(len(entry.ranks) - len(own))]
-                entry.ranks = own
-                for shard, rank in zip(entry.sharding_spec.shards, own, strict=True):
-                    shard.placement = devices[rank]
+        move_columns_apart(plan, self._topology)
         return plan
 
     def get_selected_options(self) -> list[ShardingOption]:

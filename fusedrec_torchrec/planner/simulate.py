@@ -152,12 +152,13 @@ class _OneSize:
         """Returns the seconds of a step with straggler and dense part; None if it does not fit."""
         if self._memory(run) > self._cluster.memory * GB:
             return None
-        rates = run.step.rates(self._cluster)
-        total = run.step.overhead(self._cluster)
-        for stage in run.step.stages:
-            if stage.name in run.scaled:
-                stage = replace(stage, amount_W=stage.amount_W.mean(keepdims=True) * run.busiest)
-            total += stage.seconds(self._cluster, rates)
+        stages = [
+            replace(stage, amount_W=stage.amount_W.mean(keepdims=True) * run.busiest)
+            if stage.name in run.scaled
+            else stage
+            for stage in run.step.stages
+        ]
+        total = replace(run.step, stages=stages).seconds(self._cluster)
         dense = self._planning.config.dense
         reduced = self._cluster.all_reduce(dense.gradients_mb * MB) if dense.gradients_mb else 0.0
         return total + dense.milliseconds / 1e3 + reduced * (1 - dense.hidden)

@@ -69,7 +69,7 @@ def test_an_allocator_that_is_missing_is_left_out_with_its_reason(
     assert "needs libjemalloc.so.2" in str(missing_allocator("jemalloc"))
     assert missing_allocator("keep") is None
     suite = SuiteConfig(allocators=["jemalloc"])
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert "libjemalloc" in document["left_out"]["zipf"]
     assert not document["results"]
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libjemalloc.so.2")

@@ -21,6 +21,7 @@ from fusedrec_torchrec.bench.results import RESULTS, load_results
 from fusedrec_torchrec.bench.run import run_suite
 from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
+    DEDUP_PER_TABLE,
     HOT_SYSTEMS,
     PLANNED_SYSTEMS,
     STOCK_DEDUP,
@@ -53,11 +54,11 @@ def namespaces() -> set[str]:
 @pytest.mark.slow
 def test_all_systems_with_bounds_stages_bytes_and_memory(tmp_path: Path) -> None:
     suite = SuiteConfig(**QUICK, workloads=[TINY])  # type: ignore[arg-type]
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert load_results(tmp_path / RESULTS) == document
     (result,) = document["results"]
     figures = WorkloadFigures(result)
-    named = {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP}
+    named = {*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP, DEDUP_PER_TABLE}
     assert set(figures.systems) == set(SYSTEMS) - named
     assert all(len(times) == 5 for times in result["measured"]["seconds"].values())
     assert figures.fused is not None and figures.fused.collectives == 3
@@ -87,7 +88,7 @@ def test_what_systems_send_is_what_batches_ask_for(tmp_path: Path, bags: BagKind
         ],
         workloads=[workload],
     )
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert not document["failed"]
     figures = WorkloadFigures(document["results"][0])
     requests = figures.measured["requests"]
@@ -115,7 +116,7 @@ def test_bounds_of_our_planners_plan_on_one_hot_data(tmp_path: Path) -> None:
         systems=["planner", "fused_planner"],
         workloads=[workload],
     )
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert not document["failed"]
     figures = WorkloadFigures(document["results"][0])
     assert all(name.startswith("fused_") for name in figures.planner_picks)
@@ -132,7 +133,7 @@ def test_torchrecs_own_dedup_is_for_sequences_on_cuda(tmp_path: Path) -> None:
         dataclasses.replace(TINY, name="ebc", systems=systems),
     ]
     suite = SuiteConfig(**QUICK, workloads=workloads)  # type: ignore[arg-type]
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert not document["failed"]
     reasons = [result["measured"]["left_out"]["row_wise_dedup"] for result in document["results"]]
     assert reasons[0] == "TorchRec makes ids unique on CUDA only"
@@ -161,7 +162,7 @@ def test_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         dataclasses.replace(TINY, name="link", ranks=ranks, link="1gbit"),
     ]
     suite = SuiteConfig(**QUICK, device="cuda", workloads=workloads)  # type: ignore[arg-type]
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert not document["failed"]
     assert document["left_out"].keys() == {"too many", "link"}
     figures = WorkloadFigures(document["results"][0])
@@ -186,7 +187,7 @@ def test_allocators_are_measured_one_after_the_other(tmp_path: Path) -> None:
         allocators=["default", "keep", "jemalloc"],
         workloads=[TINY],
     )
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     measured = [result["allocator"] for result in document["results"]]
     if "tiny, jemalloc" in document["left_out"]:
         measured.append("jemalloc")
@@ -207,7 +208,7 @@ def test_systems_with_hot_rows(tmp_path: Path) -> None:
         hot, name="only hot", batches="hot", systems=["fused_hot_batches"]
     )
     suite = SuiteConfig(**QUICK, systems=systems, workloads=[hot, only_hot])  # type: ignore[arg-type]
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert not document["failed"]
     mixed, hot_only = (WorkloadFigures(result) for result in document["results"])
     assert set(mixed.systems) == set(systems)
@@ -232,7 +233,7 @@ def test_systems_with_hot_rows(tmp_path: Path) -> None:
 def test_too_few_hot_samples_are_an_error_that_says_so(tmp_path: Path) -> None:
     workload = WorkloadConfig(name="cold", batch_size=64, zipf=0.0, hot_rows=1, batches="hot")
     suite = SuiteConfig(**QUICK, systems=["fused_hot"], workloads=[workload])  # type: ignore[arg-type]
-    document = run_suite(suite, None, tmp_path, progress=False)
+    document = run_suite(suite, {}, tmp_path, progress=False)
     assert "need the 1 most used rows only, 512 are wanted" in document["failed"]["cold"]
 
 
@@ -244,7 +245,7 @@ def test_sequences_leave_out_what_cannot_run(tmp_path: Path) -> None:
         systems=["row_wise", "data_parallel", "fused_row_wise"],
         workloads=[workload],
     )
-    (result,) = run_suite(suite, None, tmp_path, progress=False)["results"]
+    (result,) = run_suite(suite, {}, tmp_path, progress=False)["results"]
     assert set(result["measured"]["seconds"]) == {"row_wise", "fused_row_wise"}
     assert "fails on CPU" in result["measured"]["left_out"]["data_parallel"]
     figures = WorkloadFigures(result)
@@ -310,7 +311,7 @@ def test_emulated_hosts_come_and_go(tmp_path: Path) -> None:
         systems=["fused_row_wise"],
         workloads=[WorkloadConfig(name="far", batch_size=32, tables=2, rows=30, link="200mbit")],
     )
-    (result,) = run_suite(suite, None, tmp_path, progress=False)["results"]
+    (result,) = run_suite(suite, {}, tmp_path, progress=False)["results"]
     assert len(result["measured"]["seconds"]["fused_row_wise"]) == 5
     assert namespaces() == before
 

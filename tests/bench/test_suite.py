@@ -6,6 +6,7 @@ import pytest
 
 from fusedrec_torchrec.bench.suite import (
     CODEC_SYSTEMS,
+    DEDUP_PER_TABLE,
     HOT_SYSTEMS,
     MLPERF_SIZES,
     PLANNED_SYSTEMS,
@@ -79,7 +80,7 @@ def test_there_are_ready_suites() -> None:
     }
     default = {system for w in SuiteConfig().expanded() for system in w.systems}
     assert set(SYSTEMS) == default | {
-        *(*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP)
+        *(*HOT_SYSTEMS, *CODEC_SYSTEMS, *PLANNED_SYSTEMS, *STOCK_DEDUP, DEDUP_PER_TABLE)
     }
 
 

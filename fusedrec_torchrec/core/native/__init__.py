@@ -8,8 +8,8 @@ They come from the first of these places that has them:
 3. the compiler, which builds them into the cache: ``CXX``, or the first of c++, g++ and clang++.
 
 Without them, or with ``FUSEDREC_NATIVE=0``, the same results come from torch's own operators, more
-slowly (docs/performance.md has the figures); sums of float32 may then differ in the last bit,
-because they run in another order.
+slowly (docs/performance_details.md has the figures); sums of float32 may then differ in the last
+bit, because they run in another order.
 
 Files, in reading order:
 

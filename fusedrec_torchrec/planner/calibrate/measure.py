@@ -3,7 +3,8 @@
 All-to-alls and all-reduces of several sizes; then training steps of fused and stock tables, of
 shapes that differ in what they stress.  Their time is divided among latency and bytes of links,
 ids, rows, pooling and overhead by least squares, none of which may be negative.  So a rate is what
-the stage takes in a step, not in a loop of its own.
+the stage takes in a step, not in a loop of its own.  Of fused tables groups of stages are timed,
+too.
 
 Runs on all ranks of a cluster: ``fusedrec calibrate`` on one machine, ``torchrun -m
 fusedrec_torchrec.planner.calibrate.measure`` on several.
@@ -49,6 +50,7 @@ from fusedrec_torchrec.core.files import write_json, write_text
 from fusedrec_torchrec.core.terminal import print_table
 from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link
 from fusedrec_torchrec.planner.calibrate.fresh_processes import FreshProcesses
+from fusedrec_torchrec.planner.calibrate.stage_times import seconds_of_groups
 from fusedrec_torchrec.planner.cost.cluster import GB, ClusterConfig, LinkConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, Step, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
@@ -215,8 +217,14 @@ def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
     return source, HotSet.most_used(profile, shape.hot)
 
 
-def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
-    """Returns how long a training step takes; all ranks must call it."""
+def seconds_of_step(
+    system: str, shape: Shape, device: torch.device
+) -> tuple[float, dict[str, float]]:
+    """Returns how long a training step takes, and groups of its stages; all ranks must call it.
+
+    Stages are those of fused tables.  With hot rows, whose sync runs beside them, they are not
+    timed.
+    """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     source, hot_set = source_of(shape, ranks)
     model = _model(system, shape, device, hot_set)
@@ -242,7 +250,10 @@ def seconds_of_step(system: str, shape: Shape, device: torch.device) -> float:
         )
         model(batch).values().backward(gradient)
 
-    return seconds_of(step, device)
+    seconds = seconds_of(step, device)
+    if system not in (*FUSED_TYPES, FUSED_MIXED) or hot_set is not None:
+        return seconds, {}
+    return seconds, seconds_of_groups(step, device)
 
 
 def predicted(system: str, shape: Shape, ranks: int) -> Step:
@@ -359,8 +370,9 @@ def calibrate(
     todo += OWNED_SHAPES if rates is None else ()
     measured = []
     for system, shape in tqdm(todo, desc="steps", disable=not progress):
-        seconds = run(partial(seconds_of_step, system, shape, device))
-        measured.append(Measured(predicted(system, shape, ranks), seconds, shape, system))
+        seconds, of_stages = run(partial(seconds_of_step, system, shape, device))
+        step = predicted(system, shape, ranks)
+        measured.append(Measured(step, seconds, shape, system, of_stages=of_stages))
     away = (ranks - local if local < ranks else ranks - 1) / ranks
     far = [size * away for size in COLLECTIVE_SIZES]
     curve = list(zip(far, everyone["all_to_all"], strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,10 +192,26 @@ class Step:
         more = rates.bucket * (self.buckets - 1)
         return (rates.step + rates.table * self.tables + more) * 1e-6
 
+    def seconds_of_stages(self, cluster: ClusterConfig) -> list[float]:
+        """Returns how long each stage takes where it holds up the others.
+
+        Ranks wait for each other in collectives only: between two of them, the rank counts that has
+        the most to do in all stages together.
+        """
+        rates = self.rates(cluster)
+        seconds: list[float] = []
+        for is_collective, group in groupby(self.stages, lambda stage: stage.is_collective):
+            if is_collective:
+                seconds += [stage.seconds(cluster, rates) for stage in group]
+                continue
+            busy_SW = np.broadcast_arrays(*[stage.seconds_W(cluster, rates) for stage in group])
+            busiest = int(np.sum(busy_SW, axis=0).argmax())
+            seconds += [float(busy_W[busiest]) for busy_W in busy_SW]
+        return seconds
+
     def seconds(self, cluster: ClusterConfig) -> float:
         """Returns how long the whole step takes."""
-        rates = self.rates(cluster)
-        return self.overhead(cluster) + sum(stage.seconds(cluster, rates) for stage in self.stages)
+        return self.overhead(cluster) + sum(self.seconds_of_stages(cluster))
 
     def in_groups(self, groups: Groups) -> "Step":
         """Returns the same step where the ranks of a group are on so many nodes."""

@@ -2,7 +2,9 @@
 
 A step is a list of stages, each with a number for every rank: bytes that the rank sends in a
 collective, or bytes and ids that it works on.  Bytes are countable, and benchmarks count them.
-Seconds come from a cluster's rates, and a stage takes as long as it takes the busiest rank.
+Seconds come from a cluster's rates.  A collective takes as long as it takes the rank that sends
+most; stages between two collectives take as long as the rank that is busiest in all of them
+together.
 
 Letters: W ranks; T tables; B samples of a rank's batch; n ids of a table in it, B times its
 pooling; U distinct rows among them, the sum over rows of 1 - (1 - p)^n; G distinct bags, with m
@@ -28,12 +30,12 @@ bag_dedup           n ids are read to tell their bags apart, and sent
 ids                 G lengths and m ids go to the owner, and m weights if there are any
 lookup              the owner answers with W G rows, each as if it were a row that is asked for
 bag_lookup          and adds up the other W (m - G) rows of their bags
-owner_ids           going through W m ids in lookup and again in update, however few its columns
+owner_ids           going through W m ids, however few its columns; again in update_ids
 rows                it sends (W - 1) G rows as the codec writes them
 pooling             rows of distinct bags are copied to all bags that are like them
 pooling_backward    gradients of equal bags are summed
 gradients           the rows' way back, G from everyone who is not the owner
-update, bag_update  the same again
+update              the same again, with bag_update and update_ids
 
 fused_column_wise   the same with C owners: ids go to each of them, and each has D / C columns
 ------------------  ------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def fused_step(
     step.look_up("lookup", *looked_up)
     if owned.is_owned_T.any():
         step.add("bag_lookup", "bag_lookup", ranks * owned.read_W)
-        step.add("owner_ids", "owner_ids", 2 * ranks * owned.ids_W)
+        step.add("owner_ids", "owner_ids", ranks * owned.ids_W)
     step.add("rows", "all_to_all", (ranks - 1) * rows_W)
     step.add("pooling", "pooling", owned.pooled_by_requester)
     step.add("pooling_backward", "pooling", outputs)
@@ -172,6 +174,7 @@ def fused_step(
     step.look_up("update", *looked_up)
     if owned.is_owned_T.any():
         step.add("bag_update", "bag_lookup", ranks * owned.read_W)
+        step.add("update_ids", "owner_ids", ranks * owned.ids_W)
     if hot is not None and hot.rows:
         return _with_hot_sync(step, tables, batch, hot)
     return step

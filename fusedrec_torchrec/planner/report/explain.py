@@ -177,9 +177,9 @@ class Explanation:
         """Returns the stages of the step with their seconds, in its order."""
         cluster = self.decision.cluster
         return [
-            (step, stage, stage.seconds(cluster, step.rates(cluster)))
+            (step, stage, seconds)
             for step in self.decision.steps
-            for stage in step.stages
+            for stage, seconds in zip(step.stages, step.seconds_of_stages(cluster), strict=True)
         ]
 
     def overhead(self) -> float:

@@ -139,9 +139,8 @@ def _by_kind(decision: Decision) -> dict[str, float]:
     sums = dict.fromkeys(COLORS, 0.0)
     for step in decision.steps:
         sums["start of the step"] += 1e3 * step.overhead(cluster)
-        for stage in step.stages:
-            kind = kind_of(stage.name, stage.kind, stage.is_collective)
-            sums[kind] += 1e3 * stage.seconds(cluster, step.rates(cluster))
+        for stage, seconds in zip(step.stages, step.seconds_of_stages(cluster), strict=True):
+            sums[kind_of(stage.name, stage.kind, stage.is_collective)] += 1e3 * seconds
     return sums
 
 

@@ -32,7 +32,7 @@ OWNED = {TABLE_WISE: (TABLE_WISE,), FUSED_TABLE_WISE: OWNER_POOLED}  # kinds of 
 KIND_OF = {system: kind for kind, systems in OWNED.items() for system in systems}
 ALONE = {
     *("lengths", "ids", "lookup", "bag_lookup", "owner_ids"),
-    *("rows", "gradients", "update", "bag_update"),
+    *("rows", "gradients", "update", "bag_update", "update_ids"),
 }
 FEWEST_OWNERS = 2  # of columns
 LOADS = 6  # lengths, ids, ids of owners, answered, looked up, sent
@@ -187,8 +187,8 @@ class Prices:
         if kind != TABLE_WISE and not self._exact_counts:
             wire = others * (1 + SLACK) * ids.max()
         wire += others * pooled.max() + pooled.sum() - pooled.min()
-        looked_up = self._answer * answered.max() + self._lookup[kind] * work.max()
-        return float(self._wire * wire + looked_up + self._owner_id * owner_ids.max())
+        busy_W = self._answer * answered + self._lookup[kind] * work + self._owner_id * owner_ids
+        return float(self._wire * wire + busy_W.max())
 
     def of_ranks(self, kind: str, loads_KW: Floats) -> Floats:
         """Returns how busy each rank is with its loads, in seconds."""

@@ -5,6 +5,7 @@ rows (``replicate``) and codecs.  Each is kept only if it makes the step shorter
 """
 
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 
@@ -25,28 +26,46 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED
 __all__ = ["WORTH", "better_mode", "finish", "polish"]
 
 RANGES_WORTH = 1e-2  # even ranges are easier to read
+FEW_TABLES = 4  # of which two are moved at a time, too
 WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
 
 
 def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
     """Returns the plan after moves of single tables that make the step shorter.
 
-    Their price is the exact one, which knows of rows that cannot be divided.
+    Their price is the exact one, which knows of rows that cannot be divided, and of ranks that are
+    busy with different things.  Of a few tables two are moved at a time, too.
     """
     if len(plain.tables) > MANY_STARTS:
         return plain
+    sizes = (1, 2) if len(plain.tables) <= FEW_TABLES else (1,)
+    best: Decision = plain
+    while True:
+        moved = next((m for size in sizes if (m := _moved(best, allowed, size)) is not best), best)
+        if moved is best:
+            return best
+        best = moved
+
+
+def _moved(plain: Decision, allowed: list[list[str]], size: int) -> Decision:
+    """Returns the plan after moves of so many tables at a time; the same if none is shorter."""
     best = plain
-    improved = True
-    while improved:
-        improved = False
-        for t, options in enumerate(allowed):
-            for system in options:
-                for own in neighbours(system, best.tables[t], best.groups.size):
-                    systems = (*best.systems[:t], system, *best.systems[t + 1 :])
-                    owners = (*best.owners[:t], own, *best.owners[t + 1 :])
-                    moved = replace(best, systems=systems, owners=owners)
-                    if moved.seconds < best.seconds * (1 - 1e-6) and moved.fits:
-                        best, improved = moved, True
+    for numbers in combinations(range(len(allowed)), size):
+        ways = [
+            [
+                (system, own)
+                for system in allowed[t]
+                for own in neighbours(system, best.tables[t], best.groups.size)
+            ]
+            for t in numbers
+        ]
+        for ways_of_tables in product(*ways):
+            systems, owners = list(best.systems), list(best.owners)
+            for t, (system, own) in zip(numbers, ways_of_tables, strict=True):
+                systems[t], owners[t] = system, own
+            moved = replace(best, systems=tuple(systems), owners=tuple(owners))
+            if moved.seconds < best.seconds * (1 - 1e-6) and moved.fits:
+                best = moved
     return best
 
 

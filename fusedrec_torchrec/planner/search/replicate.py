@@ -114,15 +114,18 @@ class Ranking:
 def price(step: Step, cluster: ClusterConfig) -> float:
     """Returns the seconds of a fused step of one group, as replication is decided by."""
     exchange = [stage for stage in step.stages if stage.is_collective and not stage.can_hide]
-    work = [stage for stage in step.stages if not stage.is_collective]
-    rates = step.rates(cluster)
+    work = [
+        seconds
+        for stage, seconds in zip(step.stages, step.seconds_of_stages(cluster), strict=True)
+        if not stage.is_collective
+    ]
     return float(
         step_seconds(
             exchange=sum(float(stage.amount_W.max()) for stage in exchange),
             collectives=len(exchange),
             sync=step.sync,
             links=cluster.links(step.ranks),
-            other=step.overhead(cluster) + sum(stage.seconds(cluster, rates) for stage in work),
+            other=step.overhead(cluster) + sum(work),
         )
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fusedrec_torchrec.core.files import naming
+from fusedrec_torchrec.core.files import looked_for, naming
 
 __all__ = ["Block", "TextFile", "find_files", "in_natural_order"]
 
@@ -152,7 +152,7 @@ def find_files(paths: Sequence[str | Path]) -> list[TextFile]:
         elif path.exists():
             raise ValueError(f"data file {path} is neither a file nor a folder of files")
         else:
-            raise ValueError(f"data file {path} does not exist")
+            raise ValueError(f"data file {path} does not exist{looked_for(path)}")
     if not files:
         raise ValueError("no data files given")
     for file in files:

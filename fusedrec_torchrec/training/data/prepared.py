@@ -101,6 +101,11 @@ class PreparedData:
         return any(feature.weights for feature in self._features)
 
     @property
+    def has_bags(self) -> bool:
+        """Whether a feature may have any number of ids in a sample."""
+        return any(feature.bag for feature in self._features)
+
+    @property
     def poolings(self) -> dict[str, float]:
         """Average number of ids of each feature in a sample."""
         described = self.manifest.get("features", {})
@@ -160,7 +165,7 @@ class PreparedData:
         for i, name in enumerate(self.manifest["dense"]):
             dense[:, i] = table[name].to_numpy()
         labels = table[LABEL].to_numpy().astype(np.float32)
-        if not any(feature.bag for feature in self._features):
+        if not self.has_bags:
             ids = np.stack([table[feature.name].to_numpy() for feature in self._features])
             return Samples(dense, labels, ids.astype(np.int64).ravel())
         bags = [self._bags(table, feature, group) for feature in self._features]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
+from fusedrec_torchrec.core.files import looked_for
 from fusedrec_torchrec.training.data.bad_lines import BadLines
 from fusedrec_torchrec.training.data.delimited import Dialect, read_texts, split_lines
 from fusedrec_torchrec.training.data.lines import TextFile, in_natural_order
@@ -100,10 +101,10 @@ def _paths(pattern: str, of_format: FileFormat | None) -> list[Path]:
     if path.exists():
         return _files_of(path, of_format)
     if not glob.has_magic(pattern):
-        raise ValueError(f"data file {path} does not exist")
+        raise ValueError(f"data file {path} does not exist{looked_for(path)}")
     matches = sorted(map(Path, glob.glob(pattern, recursive=True)), key=_place)
     if not matches:
-        raise ValueError(f"pattern {pattern!r} matches no file")
+        raise ValueError(f"pattern {pattern!r} matches no file{looked_for(path)}")
     return [file for match in matches for file in _files_of(match, of_format)]
 
 

@@ -55,7 +55,7 @@ def test_a_table_that_its_owner_pools_by_hand() -> None:
     # Of 2 requesters 4 bags each, whose first rows are like rows that are asked for.
     assert stages["lookup"] == stages["update"] == pytest.approx([0, 2 * 4 * 64])
     assert stages["bag_lookup"] == pytest.approx([0, 2 * 8 * 64])
-    assert stages["owner_ids"] == pytest.approx([0, 2 * 2 * 12])  # in lookup and update
+    assert stages["owner_ids"] == stages["update_ids"] == pytest.approx([0, 2 * 12])
     assert stages["bag_update"] == stages["bag_lookup"]
     assert stages["pooling"] == stages["pooling_backward"] == [4 * 64, 4 * 64]
     columns = fused_step([load], 4, 2, exact_counts=True, owners=[(0, 1)])
@@ -63,7 +63,7 @@ def test_a_table_that_its_owner_pools_by_hand() -> None:
     assert stages["ids"] == pytest.approx([28 * 4] * 2)  # to both, half of which stays
     assert stages["rows"] == pytest.approx([4 * 32] * 2)
     assert stages["bag_lookup"] == pytest.approx([2 * 8 * 32] * 2)
-    assert stages["owner_ids"] == pytest.approx([2 * 2 * 12] * 2)  # each goes through all of them
+    assert stages["owner_ids"] == pytest.approx([2 * 12] * 2)  # each goes through all of them
 
 
 def test_mixed_types_are_one_exchange() -> None:

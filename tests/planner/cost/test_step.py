@@ -240,3 +240,18 @@ def test_table_wise_goes_to_the_least_loaded_rank() -> None:
     ]
     rows = next(p for p in stock_step("table_wise", tables, 10, 2).stages if p.name == "rows")
     assert sorted(rows.amount_W.tolist()) == [64 * 40.0, 64 * 40.0]
+
+
+def test_ranks_wait_for_each_other_in_collectives_only() -> None:
+    """Between two collectives the busiest rank in all stages together counts, not in each."""
+    cluster = ClusterConfig(ranks=2, between_nodes=LinkConfig(all_to_all=1.0, latency=0.0))
+    cluster = replace(cluster, within_node=cluster.between_nodes)
+    rates = replace(cluster.fused, step=0.0, table=0.0, ids=1.0, lookup=1.0, pooling=1.0)
+    cluster = replace(cluster, fused=rates)
+    step = Step("fused_row_wise", tables=1, ranks=2)
+    step.add("dedup", "ids", np.array([1e6, 0.0]))  # seconds: 1, 0
+    step.add("lookup", "lookup", np.array([0.0, 3e9]))  # 0, 3
+    step.add("rows", "all_to_all", np.array([2e9, 1e9]))  # 2, 1
+    step.add("pooling", "pooling", np.array([4e9, 0.0]))  # 4, 0
+    assert step.seconds_of_stages(cluster) == pytest.approx([0, 3, 2, 4])
+    assert step.seconds(cluster) == pytest.approx(9.0)
