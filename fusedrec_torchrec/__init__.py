@@ -19,6 +19,7 @@ __all__ = [
     "FusedFeatureProcessedEmbeddingBagCollectionSharder",
     "FusedShardingPlanner",
     "FusedShardingType",
+    "FusedTrainPipeline",
     "GridModelParallel",
     "GridOptions",
     "GridShardingPlan",
@@ -53,6 +54,7 @@ _DEFINED_IN = {
     "FusedFeatureProcessedEmbeddingBagCollectionSharder": "sharding.sharders",
     "FusedShardingPlanner": "planner.planner",
     "FusedShardingType": "sharding.sharding_type",
+    "FusedTrainPipeline": "sharding.train_pipeline",
     "GridModelParallel": "grid.model_parallel",
     "GridOptions": "sharding.grid_options",
     "GridShardingPlan": "sharding.plan_entries",
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
         fused_sharders,
     )
     from fusedrec_torchrec.sharding.sharding_type import FusedShardingType
+    from fusedrec_torchrec.sharding.train_pipeline import FusedTrainPipeline
 else:  # out of sight of type checkers, which would take every name for a public one
 
     def __getattr__(name: str) -> object:

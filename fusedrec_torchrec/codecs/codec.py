@@ -72,6 +72,11 @@ class Codec(ABC):
         """
         return None
 
+    @property
+    def encodes_rows_apart(self) -> bool:
+        """Whether the bytes of a row depend on nothing but the row, now or before."""
+        return False
+
     @abstractmethod
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         """Returns the bytes of every stream for every rank, as [stream][rank].

@@ -67,6 +67,10 @@ class NumberCodec(Codec):
         name = next(name for name, dtype in DTYPES.items() if dtype == self._dtype)
         return name, -1.0 if self._auto_scale else self._scale or 0.0
 
+    @property
+    def encodes_rows_apart(self) -> bool:
+        return not self._auto_scale
+
     def sizes(self, counts: Sequence[int]) -> list[list[int]]:
         numbers = [n * self._dim * self._dtype.itemsize for n in counts]
         return [numbers, [SCALE.itemsize] * len(counts)] if self._auto_scale else [numbers]

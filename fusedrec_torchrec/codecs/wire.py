@@ -99,6 +99,12 @@ class Wire:
             dim % 4 == 0 and dim <= MOST_OF_KERNEL for dim in dims
         )
 
+    def of_buckets(self, buckets: Sequence[int]) -> "Wire":
+        """Returns the same for some of the buckets, which counts what it sends here."""
+        part = Wire([self.codecs[k] for k in buckets], [self._dims[k] for k in buckets])
+        part.traffic = self.traffic
+        return part
+
     def _by_kernel(self, rows: torch.Tensor) -> bool:
         """Returns whether one kernel is there for the rows of all buckets."""
         if not self._has_kernel or not rows.is_cuda or rows.dtype != torch.float32:

@@ -214,7 +214,12 @@ class BucketTable(SplitTableBatchedEmbeddingBagsCodegen):
     @property
     def zero_gradients_change_rows(self) -> bool:
         """Whether a gradient of zero changes a row: by weight decay, or by 0 / 0 without eps."""
-        return bool(self.optimizer_args.weight_decay) or not self.optimizer_args.eps
+        return self.decays_weights or not self.optimizer_args.eps
+
+    @property
+    def decays_weights(self) -> bool:
+        """Whether the optimizer has a weight decay."""
+        return bool(self.optimizer_args.weight_decay)
 
     def forget_cache(self) -> None:
         """Forgets rows in the device's cache, if there is one: those in host memory are newer."""

@@ -302,6 +302,12 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = (
         "_pg",
     ),
     *_of(
+        "torchrec.distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
+        "_pipelined_modules",
+        _backward=("self", "losses"),
+        _pipeline_model=("self", "batch", "context", "pipelined_forward"),
+    ),
+    *_of(
         "torchrec.distributed.train_pipeline.utils",
         _fuse_input_dist_splits=("context",),
     ),

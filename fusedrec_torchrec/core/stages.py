@@ -23,6 +23,7 @@ STAGES: Final = (
     "ids",  # pack, send and unpack the id messages
     "lookup",
     "rows",  # wait for rows
+    "early_rows",  # find and send rows of the next batch that are final already
     "hot_rows",  # the last step's update of the hot rows, and their lookup
     "pooling",
     "backward_pooling",

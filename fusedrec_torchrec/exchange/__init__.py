@@ -39,8 +39,13 @@
 ``table_call``          one FBGEMM call for a physical table
 ``joint_call``          one FBGEMM call for several of them, on CUDA
 ``wire_order``          what calls give, as it travels
+``row_changes``         what changes rows between their being sent and their being used
 ``lookup``              all of the calls
+``late_gradients``      gradients that are waited for when the rest of backward is done
 ``output_dist``         ONE all-to-all of rows (and of their gradients, backward)
+``bit_masks``           yes or no for each unit, as bits
+``early_rows``          rows of a batch that travel before the others
+``early_dist``          finds and sends rows of the next batch that are final already
 ``flat_rows``           where received rows lie
 ``pooling``             gather by inverse; sum, mean, weighted, or sequence
 ``gradients``           gradients of gradients are refused

@@ -32,6 +32,23 @@ class Asked:
         offsets_U1: torch.Tensor = torch.ops.fbgemm.asynchronous_complete_cumsum(self.lengths_U)
         return offsets_U1
 
+    @property
+    def units(self) -> int:
+        """How many rows or sums of rows are asked for."""
+        return (self.rows_R if self.lengths_U is None else self.lengths_U).numel()
+
+    def only(self, kept_U: torch.Tensor) -> "Asked":
+        """Returns some of the units.
+
+        Args:
+            kept_U: whether each of them is one.
+        """
+        if self.lengths_U is None:
+            return Asked(self.rows_R[kept_U])
+        kept_R = kept_U.repeat_interleave(self.lengths_U, output_size=self.rows_R.numel())
+        weights_R = None if self.weights_R is None else self.weights_R[kept_R]
+        return Asked(self.rows_R[kept_R], self.lengths_U[kept_U], weights_R)
+
     def row_gradients(self, gradient_UD: torch.Tensor) -> torch.Tensor:
         """Returns the gradient of each of the rows, from those of the units."""
         if self.lengths_U is None:

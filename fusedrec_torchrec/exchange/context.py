@@ -14,7 +14,9 @@ from torchrec.streamable import Multistreamable
 
 from fusedrec_torchrec.exchange.asked import Asked
 from fusedrec_torchrec.exchange.bags import Bags
+from fusedrec_torchrec.exchange.early_rows import EarlyRows
 from fusedrec_torchrec.exchange.id_counts import IdCounts, with_counts
+from fusedrec_torchrec.exchange.late_gradients import LateGradients
 from fusedrec_torchrec.exchange.replication import BatchReplicas
 from fusedrec_torchrec.exchange.slot_bags import SlotBags
 from fusedrec_torchrec.exchange.slot_sequences import SlotSequences
@@ -41,6 +43,8 @@ class FusedShardingContext(SequenceShardingContext):
         ids_in: [requester][bucket with bags] ids in these units; those buckets come last.
         bag_weights: whether bags travel with weights.
         replicas: what takes care of the batch's replicated rows; None if no rows are.
+        early: rows of the batch that have travelled already; None if all are still to come.
+        late_gradients: who waits for gradients, after backward; None if backward itself does.
     """
 
     bags: list[Bags] = field(default_factory=list)
@@ -54,6 +58,8 @@ class FusedShardingContext(SequenceShardingContext):
     ids_in: list[list[int]] = field(default_factory=list)
     bag_weights: bool = False
     replicas: BatchReplicas | None = None
+    early: EarlyRows | None = None
+    late_gradients: LateGradients | None = None
 
     def count_features(self) -> None:
         """Has the batch know how many ids each feature has, once its headers have been read."""

@@ -23,6 +23,7 @@ from fusedrec_torchrec.exchange.buckets import BucketConfig, physical_tables
 from fusedrec_torchrec.exchange.context import ReceivedRows
 from fusedrec_torchrec.exchange.joint_call import JointCall, joint_tables
 from fusedrec_torchrec.exchange.replication import Replication, Replications
+from fusedrec_torchrec.exchange.row_changes import RowChanges
 from fusedrec_torchrec.exchange.table_call import TableCall
 from fusedrec_torchrec.exchange.wire_order import in_wire_order
 
@@ -44,6 +45,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     Attributes:
         replication: rows of the tables that live on several ranks.
+        changes: notes what changes the rows.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
         device: torch.device | None = kwargs.get("device")
         # The kernels are made in the constructor of TorchRec's lookup.
         self._frozen = frozenset(frozen)
+        self.changes = RowChanges()
         self._tables = physical_tables(buckets)
         own = [table.per_rank[rank] for table in self._tables]
         self._numbers = {id(config): number for number, config in enumerate(own)}
@@ -96,6 +99,7 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     def purge(self) -> None:
         """Makes the tables fit to be overwritten; TorchRec calls it before it loads a state."""
+        self.changes.overwrite()
         self.replication.purge()
         super().purge()
 
@@ -118,6 +122,8 @@ class FusedLookup(GroupedPooledEmbeddingsLookup):
 
     def _look_up(self, sparse_features: ReceivedRows) -> torch.Tensor:
         context = sparse_features.context
+        if context.early is not None and context.early.since != self.changes.count:
+            context.early = None  # they were sent before rows changed: all travel now
         if context.replicas is not None:
             context.replicas.enter()
         asked = self.asked(sparse_features)

@@ -17,7 +17,7 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRow
 from fusedrec_torchrec.exchange.replication import Replications
 from fusedrec_torchrec.exchange.statuses import END_OF_DATA, describe_uneven, is_uneven
 
-__all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch"]
+__all__ = ["BatchNotes", "IdExchange", "InputAwaitable", "OutgoingBatch", "ReceivedOnce"]
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,29 @@ class InputAwaitable(Awaitable[Awaitable[ReceivedRows]]):
         self._batch = batch
         self.context = batch.context
 
-    def _wait_impl(self) -> Awaitable[ReceivedRows]:
+    def _wait_impl(self) -> "ReceivedOnce":
         with stage("ids"):
-            return self._receive()
+            return ReceivedOnce(self._receive(), self.context)
 
     def _receive(self) -> Awaitable[ReceivedRows]:
         raise NotImplementedError
+
+
+class ReceivedOnce(Awaitable[ReceivedRows]):
+    """What owners are asked for; it may be waited for again, and is received once.
+
+    Args:
+        awaitable: what gives it.
+        context: what this rank remembers of the batch.
+    """
+
+    def __init__(self, awaitable: Awaitable[ReceivedRows], context: FusedShardingContext) -> None:
+        super().__init__()
+        self.context = context
+        self._awaitable = awaitable
+        self._received: ReceivedRows | None = None
+
+    def _wait_impl(self) -> ReceivedRows:
+        if self._received is None:
+            self._received = self._awaitable.wait()
+        return self._received

@@ -24,6 +24,7 @@ from fusedrec_torchrec.exchange.context import FusedShardingContext
 from fusedrec_torchrec.exchange.flat_rows import FlatRows
 from fusedrec_torchrec.exchange.pooling import pool
 from fusedrec_torchrec.exchange.replication import BatchReplicas
+from fusedrec_torchrec.exchange.row_changes import RowChanges
 from fusedrec_torchrec.exchange.slot_sequences import SlotSequences, gather
 
 __all__ = ["FusedOutputDist"]
@@ -33,7 +34,7 @@ class _RowExchange:
     """One batch's all-to-all of rows and, backward, of gradients.
 
     Replicated rows join the received ones at the end of the buffer, and their gradients leave from
-    there.
+    there.  Rows that have travelled early are not sent again; gradients of all rows are.
 
     Args:
         pg: the process group.
@@ -41,6 +42,7 @@ class _RowExchange:
         dims: columns of each bucket's rows.
         context: of the batch.
         wires: codecs of rows and of gradients; None if they travel as they are.
+        changes: notes that gradients are about to change rows.
     """
 
     def __init__(
@@ -50,12 +52,18 @@ class _RowExchange:
         dims: list[int],
         context: FusedShardingContext,
         wires: tuple[Wire, Wire] | None,
+        changes: RowChanges,
     ) -> None:
         def elements(counts: list[list[int]]) -> list[int]:
             return [sum(n * dim for n, dim in zip(row, dims, strict=True)) for row in counts]
 
         self._pg = pg
         self._buffers = buffers
+        self._elements = elements
+        self._batch = context
+        self._changes = changes
+        self.waits_later = context.late_gradients is not None
+        self._early, context.early = context.early, None
         self._counts_out = context.counts_out[: pg.size()]
         self._counts_in = context.counts_in
         received = elements(context.counts_out)
@@ -70,7 +78,7 @@ class _RowExchange:
         self._arriving: torch.Tensor | None = None  # bytes, still to be decoded
         self._entries_sent: list[Entries | None] | None = None
         self._entries_received: list[Entries | None] | None = None
-        self._scale_is_taken = False
+        self._scale_is_taken = self._has_gradients = False
 
     def take_scale(self) -> float:
         """Returns what gradients are to be multiplied with; whoever calls this does it.
@@ -89,11 +97,15 @@ class _RowExchange:
             "received rows", (rows + self._replica_elements,), flat.dtype, flat.device
         )
         with stage("rows"):
+            if self._early is not None:
+                flat = self._early.sent.late_of(flat)
+            receive, send = self._travelling
             if self._wires is None:
-                self._start(flat, result[:rows], self._received, self._sent)
+                into = self._room(result)
+                self._start(flat, into, self._elements(receive), self._elements(send))
             elif self._talks:
-                encoded, self._entries_sent = self._wires[0].encode(flat, self._counts_in, training)
-                self._start_bytes(self._wires[0], encoded, self._counts_out, self._counts_in)
+                encoded, self._entries_sent = self._wires[0].encode(flat, send, training)
+                self._start_bytes(self._wires[0], encoded, receive, send)
         if self._replicas is not None:
             self._replicas.look_up(result[rows:])
         self._result = result
@@ -119,7 +131,20 @@ class _RowExchange:
                 self._start_bytes(self._wires[1], encoded, self._counts_in, self._counts_out)
         if self._replicas is not None:
             self._replicas.send_gradients(flat[rows:])
-        self._result = result
+        self._result, self._has_gradients = result, True
+
+    @property
+    def _travelling(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns the units of each rank and bucket whose rows come, and those whose rows go."""
+        if self._early is None:
+            return self._counts_out, self._counts_in
+        return self._early.received.late, self._early.sent.late
+
+    def _room(self, result: torch.Tensor) -> torch.Tensor:
+        """Returns where the rows that come are to be written, of those that there will be."""
+        if self._early is None:
+            return result[: sum(self._received)]
+        return self._early.room_for_late
 
     @property
     def _talks(self) -> bool:
@@ -160,11 +185,28 @@ class _RowExchange:
         if arrived is not None:
             assert self._wires is not None
             if what == "rows":
-                rows = result[: sum(self._received)]
-                self._entries_received = self._wires[0].decode(arrived, self._counts_out, rows)
+                receive, _ = self._travelling
+                into = self._room(result)
+                self._entries_received = self._wires[0].decode(arrived, receive, into)
             else:
                 self._wires[1].decode(arrived, self._counts_in, result, self._entries_sent)
+        if what == "rows" and self._early is not None:
+            self._early.join(result[: sum(self._received)])
+            self._early = None
         return result
+
+    def finish_gradients(self) -> torch.Tensor | None:
+        """Waits for gradients, and tells that rows are about to be updated by them.
+
+        Returns:
+            None if there are none, as nobody has sent any.
+        """
+        if not self._has_gradients:
+            return None
+        with stage("gradients"):
+            gradients = self.finish("gradients")
+        self._changes.update(self._batch)
+        return gradients
 
 
 class _Launch(Function):
@@ -176,9 +218,10 @@ class _Launch(Function):
         return exchange.send_rows(flat, training=ctx.needs_input_grad[0])
 
     @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with stage("gradients"):
-            return ctx.exchange.finish("gradients"), None
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        if ctx.exchange.waits_later:
+            return None, None
+        return ctx.exchange.finish_gradients(), None
 
 
 class _Wait(Function):
@@ -203,6 +246,7 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         pg: the process group.
         dims: columns of each bucket's rows.
         wires: codecs of rows and of gradients; None if they travel as they are.
+        changes: notes what changes the rows; if None, nobody asks.
     """
 
     def __init__(
@@ -210,10 +254,12 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
         pg: dist.ProcessGroup,
         dims: list[int],
         wires: tuple[Wire, Wire] | None = None,
+        changes: RowChanges | None = None,
     ) -> None:
         super().__init__()
         self._pg = pg
         self.wires = wires
+        self._changes = changes or RowChanges()
         self._dims = dims
         self._row_buffers = Buffers()
 
@@ -222,7 +268,13 @@ class FusedOutputDist(BaseEmbeddingDist[FusedShardingContext, torch.Tensor, torc
     ) -> Awaitable[torch.Tensor]:
         assert sharding_ctx is not None
         return PooledRowsAwaitable(
-            self._pg, self._dims, self._row_buffers, local_embs.view(-1), sharding_ctx, self.wires
+            self._dims,
+            self._row_buffers,
+            local_embs.view(-1),
+            sharding_ctx,
+            _RowExchange(
+                self._pg, self._row_buffers, self._dims, sharding_ctx, self.wires, self._changes
+            ),
         )
 
 
@@ -231,18 +283,19 @@ class PooledRowsAwaitable(LazyAwaitable[torch.Tensor]):
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
         dims: list[int],
         buffers: Buffers,
         flat_rows: torch.Tensor,
         context: FusedShardingContext,
-        wires: tuple[Wire, Wire] | None,
+        exchange: _RowExchange,
     ) -> None:
         super().__init__()
         self._dims = dims
         self._buffers = buffers
         self._context = context
-        self._exchange = _RowExchange(pg, buffers, dims, context, wires)
+        self._exchange = exchange
+        if context.late_gradients is not None and flat_rows.requires_grad:
+            flat_rows = context.late_gradients.cut(flat_rows, exchange.finish_gradients)
         self._launched = _Launch.apply(flat_rows, self._exchange)
         self._output: torch.Tensor | None = None
 

@@ -58,6 +58,10 @@ class BatchReplicas(Multistreamable):
             needs_owners: see above.
         """
 
+    def routed_as(self, earlier: "BatchReplicas") -> bool:
+        """Returns whether the same rows are replicated as for an earlier batch; all ranks know."""
+        return False
+
     @abstractmethod
     def enter(self) -> None:
         """Makes the replicas those that the batch was routed by, before its lookup."""

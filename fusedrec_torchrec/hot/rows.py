@@ -353,6 +353,9 @@ class HotBatch(BatchReplicas):
         self.needs_owners = needs_owners
         self.rows.used.add(rows, sum(places_M.numel() for places_M in places))
 
+    def routed_as(self, earlier: BatchReplicas) -> bool:
+        return isinstance(earlier, HotBatch) and self.version == earlier.version
+
     def enter(self) -> None:
         self.rows.enter(self)
 

@@ -12,8 +12,10 @@
 ``shardable_modules``   the modules of a model that can be sharded
 ``module_settings``     what a sharder has decided, as a part of the plan's entries
 ``replicated_env``      environments whose shards have replicas elsewhere
+``early_checks``        tables whose rows cannot be sent early
 ``embedding_sharding``  the fused tables of a module: plan in, stages of the exchange out
 ``modules``             the sharded modules
 ``sharders``            what a user registers in DistributedModelParallel
+``train_pipeline``      TorchRec's training pipeline, with rows that arrive early
 ======================  =========================================================
 """

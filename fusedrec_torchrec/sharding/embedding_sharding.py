@@ -39,6 +39,7 @@ from fusedrec_torchrec.exchange.buckets import (
     slot_names,
 )
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.early_dist import EarlyDist
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
 from fusedrec_torchrec.exchange.layout import ExchangeLayout
 from fusedrec_torchrec.exchange.lookup import FusedLookup
@@ -48,6 +49,7 @@ from fusedrec_torchrec.hot.choose import Chosen, choose
 from fusedrec_torchrec.hot.index import HotIndex
 from fusedrec_torchrec.hot.options import HotOptions
 from fusedrec_torchrec.hot.rows import HotRows
+from fusedrec_torchrec.sharding.early_checks import check_early
 from fusedrec_torchrec.sharding.module_settings import ModuleSettings, codecs_of, settings_of
 from fusedrec_torchrec.sharding.replicated_env import ReplicatedEnv
 from fusedrec_torchrec.sharding.sharding_type import (
@@ -202,7 +204,25 @@ class FusedEmbeddingSharding(
 
     def create_output_dist(self, device: torch.device | None = None) -> FusedOutputDist:
         dims = [bucket.dim for bucket in self.tables.buckets]
-        return FusedOutputDist(self._group(), dims, self.wires)
+        return FusedOutputDist(self._group(), dims, self.wires, self.lookup.changes)
+
+    def create_early_dist(self) -> EarlyDist | None:
+        """Makes what sends rows of the next batch early; None if all travel late.
+
+        Raises:
+            ValueError: rows may change that the current batch does not ask for.
+        """
+        kernels = [self.lookup.kernels[bucket.physical] for bucket in self._buckets]
+        check_early(self._buckets, kernels, self._device, self._everyone is not None)
+        wire = None if self.wires is None else self.wires[0]
+        early = [
+            kernel if wire is None or wire.codecs[k].encodes_rows_apart else None
+            for k, kernel in enumerate(kernels)
+        ]
+        if all(kernel is None for kernel in early):
+            return None
+        dims = [bucket.dim for bucket in self.tables.buckets]
+        return EarlyDist(self._group(), early, dims, wire, self.lookup.changes)
 
     def embedding_dims(self) -> list[int]:
         return [

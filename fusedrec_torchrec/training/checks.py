@@ -78,6 +78,16 @@ def check_settings(config: TrainConfig, ranks: int) -> None:
                 "sharding.hot and sharding.grid are both set: hot rows are not supported with 2D "
                 "parallelism; leave out one of them"
             )
+        if config.sharding.early_rows:
+            raise ValueError(
+                "sharding.early_rows and sharding.grid are both set: a sync of the groups changes "
+                "rows that no batch of a group asks for; leave out one of them"
+            )
+    if config.sharding.early_rows and config.launch.device == "cuda":
+        raise ValueError(
+            "sharding.early_rows is true and launch.device is cuda, must be false there: rows "
+            "arrive early on cpu only"
+        )
     if config.plan is not None:
         check_is_file(config.plan)
 

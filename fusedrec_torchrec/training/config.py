@@ -240,6 +240,8 @@ class ShardingConfig:
             other; none is one group of all ranks.
         dense_gradients: Only the largest entries of the dense part's gradients travel; none sends
             all of them.
+        early_rows: Rows of the next batch that the current one does not touch travel while that one
+            is computed; the result is the same. On CPU, without grid.
     """
 
     type: ShardingKind = "fused_row_wise"
@@ -248,6 +250,7 @@ class ShardingConfig:
     hot: HotOptions = HotOptions()
     grid: GridOptions | None = None
     dense_gradients: ThresholdOptions | None = None
+    early_rows: bool = False
 
 
 @section
@@ -480,6 +483,11 @@ class TrainConfig:
             raise ValueError(
                 f"sharding.exchange has codecs, but no table is fused (sharding.type is "
                 f"{self.sharding.type}), must be left out: codecs are of fused tables"
+            )
+        if self.sharding.early_rows and not is_fused and self.plan is None:
+            raise ValueError(
+                "sharding.early_rows is true, but no table is fused (sharding.type is "
+                f"{self.sharding.type}), must be false: rows of fused tables arrive early"
             )
         hot = self.data.hot_batches
         if hot.order != "mixed" and (

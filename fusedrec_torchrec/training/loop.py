@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +23,12 @@ from fusedrec_torchrec.core.all_ranks import on_first_rank
 from fusedrec_torchrec.core.collective_counter import CollectiveCounter
 from fusedrec_torchrec.core.config import to_mapping, to_yaml
 from fusedrec_torchrec.core.lost_rank import explained, waiting
+from fusedrec_torchrec.exchange.early_dist import EarlyCount
 from fusedrec_torchrec.grid.model_parallel import GridModelParallel
 from fusedrec_torchrec.hot.rows import hot_rows_of, reconcile
 from fusedrec_torchrec.sharding.modules.fused_tables import fused_tables_of
 from fusedrec_torchrec.sharding.plan_file import write_plan
+from fusedrec_torchrec.sharding.train_pipeline import FusedTrainPipeline
 from fusedrec_torchrec.training.agreement import check_same_configuration
 from fusedrec_torchrec.training.bad_batches import BadBatches, GuardedOptimizer
 from fusedrec_torchrec.training.checkpoint import Checkpointer, load_state
@@ -100,7 +102,11 @@ class Training:
         if config.bad_batches.gradients:
             self._bad_batches.guard(unsharded.model.sparse_arch)
         guarded = GuardedOptimizer(self.optimizer, self._bad_batches, thresholds_of(self.model))
-        self._pipeline = TrainPipelineSparseDist(self.model, guarded, device)
+        self._pipeline: TrainPipelineSparseDist[Any, Any]
+        if config.sharding.early_rows:
+            self._pipeline = FusedTrainPipeline(self.model, guarded, device)
+        else:
+            self._pipeline = TrainPipelineSparseDist(self.model, guarded, device)
         self._sums = ClickSums(device)
         self.step = 0
         if resume is not None:
@@ -298,6 +304,8 @@ class Training:
             values["hot_share_of_rows"] = sum(u.hot for u in used) / sum(u.rows for u in used)
             for use in used:
                 use.reset()
+        if isinstance(self._pipeline, FusedTrainPipeline):
+            values |= _early_share(self._pipeline.early_rows)
         values |= _fewer_bytes(self.model)
         if self._bad_batches.skipped:
             values["skipped_steps"] = self._bad_batches.skipped
@@ -373,6 +381,14 @@ def _fewer_bytes(model: torch.nn.Module) -> dict[str, float]:
         for traffic in traffics:
             traffic.reset()
     return values
+
+
+def _early_share(counts: Sequence[EarlyCount]) -> dict[str, float]:
+    """Returns the share of rows of other ranks that came early since the last record."""
+    rows, early = sum(count.rows for count in counts), sum(count.early for count in counts)
+    for count in counts:
+        count.reset()
+    return {"early_share_of_rows": early / rows} if rows else {}
 
 
 def _traffic(counter: CollectiveCounter) -> dict[str, float]:

@@ -11,7 +11,8 @@ from fusedrec_torchrec.training.logs import read_log
 
 SUMMARY = "summary.json"
 EXTRA = (
-    *("waiting_for_data", "hot_share_of_rows", "skipped_steps", "failed_saves"),
+    *("waiting_for_data", "hot_share_of_rows", "early_share_of_rows"),
+    *("skipped_steps", "failed_saves"),
     *("rows_fewer_bytes", "gradients_fewer_bytes", "dense_gradients_fewer_bytes"),
 )
 __all__ = ["SUMMARY", "draw_curves", "report", "summarize"]
@@ -57,7 +58,7 @@ def _shown(key: str, value: float | None) -> str:
         return f"{human_bytes(value)} per rank"
     if key == "waiting_for_data":
         return f"{value:.1%} of the time"
-    if key == "hot_share_of_rows":
+    if key in ("hot_share_of_rows", "early_share_of_rows"):
         return f"{value:.1%}"
     if key == "samples_per_second":
         return f"{value:.0f}"

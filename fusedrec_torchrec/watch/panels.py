@@ -43,6 +43,7 @@ PANELS = (
     Panel("waiting_for_data", "Waiting for data", "% of the time", "percent", True),
     Panel("bytes_sent_per_step", "Sent in a step", "bytes, first rank", "bytes", True),
     Panel("hot_share_of_rows", "Hit rate of hot rows", "% of distinct rows", "percent", True),
+    Panel("early_share_of_rows", "Rows that came early", "% of remote rows", "percent", True),
     Panel("busiest_to_mean", "Busiest rank", "its rows / mean of all ranks"),
     Panel("rows_fewer_bytes", "Codec of rows", "times fewer bytes"),
     Panel("gradients_fewer_bytes", "Codec of gradients", "times fewer bytes"),

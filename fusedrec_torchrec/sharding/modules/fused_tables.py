@@ -12,6 +12,7 @@ from torch import nn
 from torchrec.distributed.embedding_sharding import (
     EmbeddingSharding,
     EmbeddingShardingInfo,
+    KJTListAwaitable,
     KJTListSplitsAwaitable,
 )
 from torchrec.distributed.embedding_types import KJTList
@@ -22,9 +23,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fusedrec_torchrec.core.stages import stage
 from fusedrec_torchrec.exchange.checks import Report
 from fusedrec_torchrec.exchange.context import FusedShardingContext, ReceivedRows
+from fusedrec_torchrec.exchange.early_dist import EarlyDist
 from fusedrec_torchrec.exchange.features import CanonicalFeatures
 from fusedrec_torchrec.exchange.input_dist import FusedInputDist
-from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable
+from fusedrec_torchrec.exchange.outgoing_batch import BatchNotes, InputAwaitable, ReceivedOnce
 from fusedrec_torchrec.hot.index import EMPTY
 from fusedrec_torchrec.hot.rows import HotRows
 from fusedrec_torchrec.sharding.embedding_sharding import FusedEmbeddingSharding
@@ -73,6 +75,7 @@ class FusedTables:
         self._owner_pooled = [t.name for t in self.tables.of(self.tables.bag_buckets)]
         self.wires = sharding.wires
         self.replications = sharding.lookup.replication.members
+        self._sharding = sharding
         processed = sharding.settings.processed
         # Whose weights come from the batch, and not from feature processors.
         self._stock_weighted = [
@@ -201,6 +204,21 @@ class FusedTables:
         header = awaitable.awaitables[self.index]
         assert isinstance(header, InputAwaitable)
         return header.context
+
+    def received_of(self, awaitable: Awaitable[Any]) -> ReceivedOnce:
+        """Returns what owners are asked for, of a batch whose headers have been read."""
+        assert isinstance(awaitable, KJTListAwaitable)
+        received = awaitable.awaitables[self.index]
+        assert isinstance(received, ReceivedOnce)
+        return received
+
+    def create_early_dist(self) -> EarlyDist | None:
+        """Makes what sends rows of the next batch early; None if all travel late.
+
+        Raises:
+            ValueError: rows may change that the current batch does not ask for.
+        """
+        return self._sharding.create_early_dist()
 
     def take_context(self, contexts: list[Any], received: KJTList) -> None:
         """Makes the context of the fused tables that of the batch which has arrived.
