@@ -100,13 +100,13 @@ def fit(
     for size, seconds in curve:
         wire = {"latency": 1e-6, "bytes": size / GB}
         equations.add({LINK: wire}, seconds, CURVE_WEIGHT / seconds)
-    found = equations.solve()
-    cluster = _with_link(cluster, found[LINK])
+    fitted = equations.solve()
+    cluster = _with_link(cluster, fitted[LINK])
     if rates is not None:
         kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
         return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
     systems = dict.fromkeys(timed.step.system for timed in measured)
-    return _with_rates(cluster, {system: found[system] for system in systems})
+    return _with_rates(cluster, {system: fitted[system] for system in systems})
 
 
 def _add_stages(equations: "_Equations", timed: Timed, work: Mapping[str, float]) -> None:
@@ -137,14 +137,14 @@ def _with_link(cluster: ClusterConfig, link: Mapping[str, float]) -> ClusterConf
     return replace(cluster, within_node=far) if cluster.local_ranks == cluster.ranks else cluster
 
 
-def _with_rates(cluster: ClusterConfig, found: Mapping[str, Mapping[str, float]]) -> ClusterConfig:
+def _with_rates(cluster: ClusterConfig, fitted: Mapping[str, Mapping[str, float]]) -> ClusterConfig:
     """Returns the cluster with the rates of each system, as they were fitted."""
     by_system = {
         "fused" if system == FUSED else system: RatesConfig(
             **{name: own.get(name, 0.0) for name in FIXED},
             **{name: 1 / max(own.get(name, 0.0), 1e-6) for name in RATES},
         )
-        for system, own in found.items()
+        for system, own in fitted.items()
     }
     stock = by_system.get("table_wise", RatesConfig())
     return replace(cluster, stock=stock, **by_system)  # type: ignore[arg-type]
@@ -177,10 +177,10 @@ class _Equations:
         for values, row in zip(matrix, self._rows, strict=True):
             values[list(row)] = list(row.values())
         solution = non_negative(matrix, np.array(self._wanted), np.array(self._weights))
-        found: dict[str, dict[str, float]] = {}
+        fitted: dict[str, dict[str, float]] = {}
         for (of, name), value in zip(self._unknowns, solution, strict=True):
-            found.setdefault(of, {})[name] = float(value)
-        return found
+            fitted.setdefault(of, {})[name] = float(value)
+        return fitted
 
 
 def non_negative(matrix: Floats, wanted: Floats, weights: Floats | None = None) -> Floats:
