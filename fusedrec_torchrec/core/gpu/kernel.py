@@ -77,19 +77,19 @@ class Kernel(JITFunction):
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         device = driver.active.get_current_device()
-        found: list[Any] = [device, *constants.items()]
+        decisive: list[Any] = [device, *constants.items()]
         values: list[Any] = []
         for argument, is_special in zip(args, self._is_special, strict=False):
             if isinstance(argument, torch.Tensor):
                 address = argument.data_ptr()
                 values.append(address)
-                found.append(argument.dtype)
+                decisive.append(argument.dtype)
                 if is_special:
-                    found.append(address % 16 == 0)
+                    decisive.append(address % 16 == 0)
             else:
                 values.append(argument)
-                found.append(_described(argument, is_special))
-        key = tuple(found)
+                decisive.append(_described(argument, is_special))
+        key = tuple(decisive)
         variant = self.variants.get(key)
         if variant is not None and not _is_watched():
             variant.launch(grid, driver.active.get_current_stream(device), values)
