@@ -54,7 +54,7 @@ def tables(results: Results) -> dict[str, str]:
         return {}
     found = [Fusion(w) for w in workloads]
     rounds = [f.apart.rounds / f.fused.rounds for f in found]
-    small = [f"{100 * m.small:.0f} %" for f in found[:1] for m in (f.apart, f.fused)]
+    small = [f"{100 * m.small:.0f} %" for m in (found[0].apart, found[0].fused)]
     rows = [
         (
             "rounds of all-to-all, dedup by category / fused",
@@ -65,7 +65,7 @@ def tables(results: Results) -> dict[str, str]:
         (
             "messages under 64 KB",
             "most, by category",
-            f"{small[0]} by table, {small[1]} fused (Criteo, batch 2048)",
+            f"{small[0]} by table, {small[1]} fused ({workloads[0].title})",
             NOTHING,
         ),
         (
@@ -78,7 +78,7 @@ def tables(results: Results) -> dict[str, str]:
             "throughput, fused / dedup by category",
             "1.38x in the mean",
             _by_link(workloads, lambda f: f.speed_up),
-            _simulated(results, "dedup by table", 128),
+            f"{_simulated(results, 'dedup by table', 128)}, one table after the other",
         ),
         (
             "throughput, fused / an exchange without dedup",

@@ -52,6 +52,7 @@ COLORS = {
     "fused_bf16": "#2fb3c9",
     "fused_int8": "#2a8a8a",
     "fused_dct": "#9a7bb5",
+    "dedup_per_table": "#7f5f4f",
 }
 OF_ALLOCATORS = {"default": "#2fa866", "keep": "#4c8ef7", "jemalloc": "#a678de"}
 DASHES = {"default": "solid", "keep": "dash", "jemalloc": "dot"}

@@ -10,6 +10,7 @@ from statistics import median
 from fusedrec_torchrec.bench.figures import WorkloadFigures
 from fusedrec_torchrec.bench.statistics import Ratio, paired_ratio
 from fusedrec_torchrec.bench.suite import DEDUP_PER_TABLE
+from fusedrec_torchrec.sharding.sharding_type import FUSED
 
 __all__ = ["Fusion", "Messages"]
 
@@ -37,33 +38,34 @@ class Messages:
 
 
 class Fusion:
-    """Compares the headline system of a workload with dedup by table.
+    """Compares rows in one exchange with rows in an exchange for each table.
 
     Attributes:
         apart: messages of dedup by table.
-        fused: those of the headline system.
+        fused: those of ``fused_row_wise``, which sends the same rows.
         bandwidth: that of the fused messages in units of that of dedup by table.
         speed_up: time of a step of dedup by table / of a fused step.
         no_dedup: time of the best stock step / of a fused step; None if no stock system was run.
     """
 
     def __init__(self, w: WorkloadFigures) -> None:
-        assert self.measured(w) and w.headline is not None
-        self.apart, self.fused = (_messages(w, name) for name in (DEDUP_PER_TABLE, w.headline))
+        assert self.measured(w)
+        self.apart, self.fused = (_messages(w, name) for name in (DEDUP_PER_TABLE, FUSED))
         seconds, sent = w.measured["replay_seconds"], w.measured["replay_bytes"]
-        slower = paired_ratio(seconds[DEDUP_PER_TABLE], seconds[w.headline])
-        more = sent[w.headline] / sent[DEDUP_PER_TABLE]
+        slower = paired_ratio(seconds[DEDUP_PER_TABLE], seconds[FUSED])
+        more = sent[FUSED] / sent[DEDUP_PER_TABLE]
         self.bandwidth = Ratio(
             *(more * value for value in (slower.median, slower.low, slower.high))
         )
         steps = w.measured["seconds"]
-        self.speed_up = paired_ratio(steps[DEDUP_PER_TABLE], steps[w.headline])
+        self.speed_up = paired_ratio(steps[DEDUP_PER_TABLE], steps[FUSED])
         self.no_dedup = w.speed_up
 
     @staticmethod
     def measured(w: WorkloadFigures) -> bool:
-        """Returns whether a workload has both systems."""
-        return DEDUP_PER_TABLE in w.measured.get("replay_seconds", {}) and w.headline is not None
+        """Returns whether a workload has both systems, and their ranks send anything."""
+        sent = w.measured.get("replay_bytes", {})
+        return all(sent.get(name) for name in (DEDUP_PER_TABLE, FUSED))
 
 
 def _messages(w: WorkloadFigures, system: str) -> Messages:

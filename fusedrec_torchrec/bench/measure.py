@@ -22,7 +22,7 @@ from fusedrec_torchrec.bench.suite import (
 )
 from fusedrec_torchrec.bench.workload import open_source, table_bytes
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED
-from fusedrec_torchrec.sharding.sharding_type import OWNER_POOLED
+from fusedrec_torchrec.sharding.sharding_type import FUSED, OWNER_POOLED
 
 __all__ = ["measure"]
 
@@ -58,8 +58,9 @@ def measure(
         headline = headline_of(names)
         fused = None if headline is None else systems[headline]
         bounds = [] if fused is None else fused.ask("make_bounds")[0]
-        replayed = [DEDUP_PER_TABLE, headline] if DEDUP_PER_TABLE in names else []
-        replay_bytes = {name: sum(systems[name].ask("make_replay")) for name in replayed if name}
+        replayed = [name for name in (DEDUP_PER_TABLE, FUSED) if name in names]
+        replayed = replayed if DEDUP_PER_TABLE in replayed else []
+        replay_bytes = {name: sum(systems[name].ask("make_replay")) for name in replayed}
 
         seconds: dict[str, list[float]] = {name: [] for name in systems}
         bound_seconds: dict[str, list[float]] = {name: [] for name in bounds}
@@ -69,8 +70,8 @@ def measure(
             for name in (*names[pair % len(names) :], *names[: pair % len(names)]):
                 seconds[name].append(max(systems[name].ask("step", numbers=numbers)))
                 tick()
-            for name, times in replay_seconds.items():
-                times.append(max(systems[name].ask("replay", numbers=numbers)))
+            for name in replayed if pair % 2 else reversed(replayed):
+                replay_seconds[name].append(max(systems[name].ask("replay", numbers=numbers)))
             if fused is not None:
                 for operation, times in bound_seconds.items():
                     times.append(max(fused.ask("bound", operation=operation, numbers=numbers)))

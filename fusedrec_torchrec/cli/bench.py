@@ -32,8 +32,7 @@ EXAMPLES = {
     "of Criteo data, five minutes.",
     "fusedrec bench benchmarks/papers.yaml --data train.txt --table data/taobao --output "
     "runs/papers": "Measures on Criteo ids and on a table of your own; links need root.",
-    "fusedrec bench runs/small": "Shows again what was measured.",
-    "fusedrec bench runs/small --json": "Prints the same for a program.",
+    "fusedrec bench runs/small --json": "Prints what was measured again, for a program.",
 }
 
 

@@ -4,7 +4,7 @@
 of them, taken from any data loader, tell the planner how long bags are and how often they repeat.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +43,10 @@ def profile_batches(
     """Returns an access profile of some batches, for ``FusedShardingPlanner(profile=...)``.
 
     A few thousand samples tell how long bags are and how often they repeat; which rows are hot
-    takes more.  Batches of 64 samples or more can tell how often bags repeat.  Only the rank that
-    plans needs it, which is rank 0 in ``collective_plan``.
+    takes more.  How often bags repeat is counted in batches of 64 samples and more, as long as
+    there are enough of them: fewer samples in all do not tell, and as many as a training step has
+    tell best.  Weights of ids are not looked at, so bags that differ in them only count as equal.
+    Only the rank that plans needs the profile, which is rank 0 in ``collective_plan``.
 
     Args:
         module: the model, unsharded.
@@ -67,6 +69,9 @@ def profile_batches(
                 "same for all: profile the batch before samples of features are left out"
             )
         size = batch.stride()
+        keys = set(batch.keys())
+        for table in tables:
+            _check_features(table, keys, number)
         of_tables = [_accesses(batch, number, table, options) for table in tables]
         ids, lengths = zip(*of_tables, strict=True)
         if size:
@@ -84,6 +89,10 @@ def _tables_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) 
         for _, child, _ in shardable_modules(module, sharders)
         for config in configs_of(child)
     ]
+    names = [table.name for table in tables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two tables have the name {twice[0]!r}; the planner needs one each")
     if not tables:
         raise ValueError(
             f"module is a {type(module).__name__} without tables, must have an "
@@ -92,17 +101,20 @@ def _tables_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) 
     return tables
 
 
+def _check_features(table: _Table, keys: Set[str], number: int) -> None:
+    """Refuses a batch without a feature of a table."""
+    for name in table.features:
+        if name not in keys:
+            raise ValueError(
+                f"batch {number} has no feature {name!r} of table {table.name!r}; it has "
+                f"{', '.join(sorted(keys))}"
+            )
+
+
 def _accesses(
     batch: KeyedJaggedTensor, number: int, table: _Table, options: ExchangeOptions
 ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
     """Returns the ids of a table, feature after feature, and the lengths of their bags."""
-    known = set(batch.keys())
-    for name in table.features:
-        if name not in known:
-            raise ValueError(
-                f"batch {number} has no feature {name!r} of table {table.name!r}; it has "
-                f"{', '.join(batch.keys())}"
-            )
     features = [batch[name] for name in table.features]
     ids = torch.cat([feature.values() for feature in features]).cpu().long()
     lengths = torch.cat([feature.lengths() for feature in features]).cpu()

@@ -41,7 +41,16 @@ OF_PYTHON = {
     "_SubParsersAction",
 }
 # Attributes of FBGEMM's tables whose names our own objects have, too.
-OUR_WORDS = {"dims", "eps", "optimizer", "step", "table_names", "weight_decay", "momentum"}
+OUR_WORDS = {
+    "current_device",
+    "dims",
+    "eps",
+    "optimizer",
+    "step",
+    "table_names",
+    "weight_decay",
+    "momentum",
+}
 # Made of a prefix and one of these.
 COMPOSED = ("_physical_offsets", "_physical_placements", "_dev", "_host", "_uvm")
 

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec as fr
 from fusedrec_torchrec.exchange.hashing import hash_ids, table_salt
+from fusedrec_torchrec.planner.model_tables import table_loads
 from fusedrec_torchrec.sharding.sharding_type import FUSED, OWNER_POOLED
 
 META = torch.device("meta")
@@ -115,6 +116,11 @@ def test_mistakes_are_named(batches: list[KeyedJaggedTensor], message: str) -> N
         fr.profile_batches(Model(), batches)
 
 
+def test_two_tables_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two tables have the name 't'"):
+        fr.profile_batches(nn.ModuleList([one_table(10), one_table(10)]), [batch(t=[[1]])])
+
+
 def test_variable_batches_are_refused() -> None:
     variable = KeyedJaggedTensor(
         keys=["seen", "liked", "user", "i"],
@@ -131,10 +137,10 @@ def test_a_model_without_tables_is_refused() -> None:
         fr.profile_batches(nn.Linear(2, 2), [FIRST])
 
 
-def long_bags(repeat: bool) -> KeyedJaggedTensor:
-    """Returns 256 bags of 20 ids for a table of a million rows: all different, or of four kinds."""
+def long_bags(rows: int, repeat: bool) -> KeyedJaggedTensor:
+    """Returns 256 bags of 20 ids of a table: all different, or of four kinds."""
     random = np.random.default_rng(0)
-    bags = random.integers(0, 10**6, (4 if repeat else 256, 20))
+    bags = random.integers(0, rows, (4 if repeat else 256, 20))
     return batch(t=[bags[i % len(bags)].tolist() for i in range(256)])
 
 
@@ -147,10 +153,23 @@ def one_table(rows: int) -> nn.Module:
     return model
 
 
+def test_few_samples_do_not_say_that_bags_never_repeat() -> None:
+    model = one_table(2000)
+    bags = [[(7 * i + 3 * j) % 2000 for j in range(4)] for i in range(32)]
+
+    def is_counted(*batches: KeyedJaggedTensor) -> bool:
+        profile = fr.profile_batches(model, batches)
+        return table_loads(model, fr.fused_sharders(), profile)[0].bags_are_counted
+
+    assert not is_counted(batch(t=bags))
+    assert is_counted(batch(t=bags), batch(t=bags))
+
+
+@pytest.mark.parametrize("rows", [100, 10**6])
 @pytest.mark.parametrize("repeat", [False, True])
-def test_a_batch_tells_the_planner_what_it_would_not_know(repeat: bool) -> None:
-    """Bags of many ids are pooled by owners, which nobody would know without the batch."""
-    model, topology = one_table(10**6), Topology(2, "cpu", local_world_size=2)
+def test_a_batch_tells_the_planner_what_it_would_not_know(rows: int, repeat: bool) -> None:
+    """Of long bags in a large table rows are many; in a small one only bags that repeat are few."""
+    model, topology = one_table(rows), Topology(2, "cpu", local_world_size=2)
 
     def planned(profile: fr.AccessProfile | None = None) -> str:
         planner = fr.FusedShardingPlanner(topology=topology, batch_size=256, profile=profile)
@@ -158,4 +177,6 @@ def test_a_batch_tells_the_planner_what_it_would_not_know(repeat: bool) -> None:
         return str(plan.plan["bags"]["t"].sharding_type)
 
     assert planned() == FUSED
-    assert planned(profile=fr.profile_batches(model, [long_bags(repeat)])) in OWNER_POOLED
+    owners_pool = repeat or rows > 100
+    pooled_by_owners = planned(fr.profile_batches(model, [long_bags(rows, repeat)])) in OWNER_POOLED
+    assert pooled_by_owners == owners_pool

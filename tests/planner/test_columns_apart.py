@@ -54,6 +54,19 @@ def test_what_was_moved_counts_for_what_is_moved_next() -> None:
     assert sorted(of_table[1] for of_table in ranks.values()) == [1, 2, 3]
 
 
+def test_the_rank_that_was_relieved_has_room_for_others() -> None:
+    """Rank 0 had most of all; without the second shard it has less than rank 3."""
+    ranks = moved(
+        first=entry(FUSED_COLUMN_WISE, 100, [0, 0]),
+        on_1=entry(FUSED_TABLE_WISE, 10, [1]),
+        on_2=entry(FUSED_TABLE_WISE, 300, [2]),
+        on_3=entry(FUSED_TABLE_WISE, 150, [3]),
+        second=entry(FUSED_COLUMN_WISE, 5, [1, 1]),
+    )
+    assert ranks["first"] == [0, 1], "rank 1 had the fewest"
+    assert ranks["second"] == [1, 0], "rank 0 has 100 rows left, rank 3 has 150"
+
+
 def test_ranks_that_have_columns_already_are_left_out() -> None:
     ranks = moved(columns=entry(FUSED_COLUMN_WISE, 100, [2, 2, 0, 1]))
     assert ranks["columns"] == [2, 3, 0, 1]

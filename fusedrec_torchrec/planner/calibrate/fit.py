@@ -15,6 +15,7 @@ __all__ = ["Timed", "fit", "fit_link", "non_negative"]
 
 CURVE_WEIGHT = 0.3  # of a size of a collective, to a step
 STAGES_WEIGHT = 0.5  # of a group of stages, to a step
+USUAL_WEIGHT = 0.001  # of the rates that a cluster has unless a file says more, to a step
 RATES = ("ids", "lookup", "pooling", "hot", "bag_ids", "bag_lookup", "owner_ids")
 FIXED = ("step", "table", "bucket")  # microseconds
 LINK = "link"
@@ -87,6 +88,11 @@ def fit(
         rates: where rates are known from; None to find them, too.
     """
     equations = _Equations()
+    systems = dict.fromkeys(timed.step.system for timed in measured)
+    for system in systems if rates is None else ():  # what steps do not tell apart is as usual
+        for name in RATES:
+            usual = RatesConfig().rate(name)
+            equations.add({system: {name: usual}}, 1.0, USUAL_WEIGHT)
     for timed in measured:
         wire, work = wire_of(timed.step, cluster.local_ranks), work_of(timed.step)
         system, left = timed.step.system, timed.seconds
@@ -105,7 +111,6 @@ def fit(
     if rates is not None:
         kinds = ("fused", "stock", "table_wise", "row_wise", "column_wise")
         return replace(cluster, **{kind: getattr(rates, kind) for kind in kinds})
-    systems = dict.fromkeys(timed.step.system for timed in measured)
     return _with_rates(cluster, {system: fitted[system] for system in systems})
 
 
@@ -127,8 +132,8 @@ def _with_link(cluster: ClusterConfig, link: Mapping[str, float]) -> ClusterConf
         near = cluster.within_node
     far = replace(
         cluster.between_nodes,
-        latency=max(link["latency"] - near.latency, 0.0),
-        all_to_all=1 / max(link["bytes"], 1e-6),
+        latency=max(link.get("latency", 0.0) - near.latency, 0.0),
+        all_to_all=1 / max(link.get("bytes", 0.0), 1e-6),  # one rank sends nothing
     )
     hidden = 0.0
     if "beside" in link:  # some step has a sync

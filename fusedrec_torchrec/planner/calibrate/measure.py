@@ -135,6 +135,9 @@ SHAPES = (
     Shape(pooling=10.0, batch=512),
     Shape(tables=100, batch=512, rows=5000),
     Shape(tables=4, batch=4096),
+    # Of long bags, those of few columns tell what an id costs, and those of many what a row.
+    Shape(pooling=30.0, batch=512, dim=16),
+    Shape(pooling=30.0, batch=256, dim=128),
 )
 
 
@@ -218,12 +221,16 @@ def source_of(shape: Shape, ranks: int) -> tuple[SyntheticData, HotSet | None]:
 
 
 def seconds_of_step(
-    system: str, shape: Shape, device: torch.device
+    system: str, shape: Shape, device: torch.device, stages: bool
 ) -> tuple[float, dict[str, float]]:
     """Returns how long a training step takes, and groups of its stages; all ranks must call it.
 
-    Stages are those of fused tables.  With hot rows, whose sync runs beside them, they are not
-    timed.
+    Args:
+        system: how tables are sharded.
+        shape: of the workload.
+        device: of this rank.
+        stages: whether stages are timed, too.  They are those of fused tables without hot rows,
+            whose sync runs beside them.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     source, hot_set = source_of(shape, ranks)
@@ -251,7 +258,7 @@ def seconds_of_step(
         model(batch).values().backward(gradient)
 
     seconds = seconds_of(step, device)
-    if system not in (*FUSED_TYPES, FUSED_MIXED) or hot_set is not None:
+    if not stages or system not in (*FUSED_TYPES, FUSED_MIXED) or hot_set is not None:
         return seconds, {}
     return seconds, seconds_of_groups(step, device)
 
@@ -370,7 +377,9 @@ def calibrate(
     todo += OWNED_SHAPES if rates is None else ()
     measured = []
     for system, shape in tqdm(todo, desc="steps", disable=not progress):
-        seconds, of_stages = run(partial(seconds_of_step, system, shape, device))
+        seconds, of_stages = run(
+            partial(seconds_of_step, system, shape, device, stages=rates is None)
+        )
         step = predicted(system, shape, ranks)
         measured.append(Measured(step, seconds, shape, system, of_stages=of_stages))
     away = (ranks - local if local < ranks else ranks - 1) / ranks

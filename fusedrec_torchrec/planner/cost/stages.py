@@ -193,10 +193,12 @@ class Step:
         return (rates.step + rates.table * self.tables + more) * 1e-6
 
     def seconds_of_stages(self, cluster: ClusterConfig) -> list[float]:
-        """Returns how long each stage takes where it holds up the others.
+        """Returns the seconds that each stage adds to the step.
 
-        Ranks wait for each other in collectives only: between two of them, the rank counts that has
-        the most to do in all stages together.
+        A collective adds those of its slowest rank.  Of the work between two collectives, the rank
+        with the most of it counts, with what it spends in each stage; so a stage can add nothing
+        although another rank is busy in it.  What is before the first collective and behind the
+        last one is looked at apart, though ranks go from one step to the next without waiting.
         """
         rates = self.rates(cluster)
         seconds: list[float] = []

@@ -81,10 +81,11 @@ class TableLoad:
     def bags_are_counted(self) -> bool:
         """Whether somebody has counted which bags repeat.
 
-        A law of rows does not know it, unless rows were counted and no bag has more than one.
+        A law of rows does not know it, unless rows were counted and no bag has more than one.  Nor
+        do samples that are too few for a batch of any size.
         """
         if isinstance(self.bag_use, CountedBags):
-            return True
+            return len(self.bag_use.samples_K) > 0
         return self.places is not None and self.pooling <= self.bags
 
     @property

@@ -213,6 +213,7 @@ def _decide_for(
     close = [decision for decision in (*mixes, *alike) if decision.seconds <= CLOSE * least]
     polished = {(d.systems, d.owners): d for d in (polish(d, to_mix(allowed)) for d in close)}
     best = sorted(polished.values(), key=lambda decision: decision.seconds)[:FINISHED]
+    best = [polish(decision, to_mix(allowed), in_pairs=True) for decision in best]
     return min(map(finished, (*alike, *best)), key=lambda decision: decision.seconds)
 
 

@@ -26,19 +26,25 @@ from fusedrec_torchrec.sharding.sharding_type import FUSED
 __all__ = ["WORTH", "better_mode", "finish", "polish"]
 
 RANGES_WORTH = 1e-2  # even ranges are easier to read
-FEW_TABLES = 4  # of which two are moved at a time, too
+MOST_WAYS = 60  # of all tables, so that two may be moved at a time: some thousand plans
 WORTH = 1e-3  # what a finer plan must save to be preferred to a plainer one
 
 
-def polish(plain: Decision, allowed: list[list[str]]) -> Decision:
-    """Returns the plan after moves of single tables that make the step shorter.
+def polish(plain: Decision, allowed: list[list[str]], in_pairs: bool = False) -> Decision:
+    """Returns the plan after moves of tables that make the step shorter.
 
     Their price is the exact one, which knows of rows that cannot be divided, and of ranks that are
-    busy with different things.  Of a few tables two are moved at a time, too.
+    busy with different things.
+
+    Args:
+        plain: to begin with.
+        allowed: shardings of each table.
+        in_pairs: whether two tables may be moved at a time, if there are few of them.
     """
     if len(plain.tables) > MANY_STARTS:
         return plain
-    sizes = (1, 2) if len(plain.tables) <= FEW_TABLES else (1,)
+    ways = sum(len(_ways(plain, t, allowed)) for t in range(len(allowed)))
+    sizes = (1, 2) if in_pairs and ways <= MOST_WAYS else (1,)
     best: Decision = plain
     while True:
         moved = next((m for size in sizes if (m := _moved(best, allowed, size)) is not best), best)
@@ -51,15 +57,7 @@ def _moved(plain: Decision, allowed: list[list[str]], size: int) -> Decision:
     """Returns the plan after moves of so many tables at a time; the same if none is shorter."""
     best = plain
     for numbers in combinations(range(len(allowed)), size):
-        ways = [
-            [
-                (system, own)
-                for system in allowed[t]
-                for own in neighbours(system, best.tables[t], best.groups.size)
-            ]
-            for t in numbers
-        ]
-        for ways_of_tables in product(*ways):
+        for ways_of_tables in product(*(_ways(plain, t, allowed) for t in numbers)):
             systems, owners = list(best.systems), list(best.owners)
             for t, (system, own) in zip(numbers, ways_of_tables, strict=True):
                 systems[t], owners[t] = system, own
@@ -67,6 +65,16 @@ def _moved(plain: Decision, allowed: list[list[str]], size: int) -> Decision:
             if moved.seconds < best.seconds * (1 - 1e-6) and moved.fits:
                 best = moved
     return best
+
+
+def _ways(plain: Decision, t: int, allowed: list[list[str]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns how a table can be sharded otherwise: its sharding, and who owns columns of it."""
+    return [
+        (system, own)
+        for system in allowed[t]
+        for own in neighbours(system, plain.tables[t], plain.groups.size)
+        if (system, own) != (plain.systems[t], plain.owners[t])
+    ]
 
 
 def finish(plain: Decision, search: SearchConfig) -> Decision:

@@ -19,12 +19,17 @@ from fusedrec_torchrec.core.config import from_mapping, to_yaml
 from fusedrec_torchrec.planner.calibrate import measure as module
 from fusedrec_torchrec.planner.calibrate.fit import Timed, fit, fit_link, non_negative
 from fusedrec_torchrec.planner.calibrate.measure import Shape
+from fusedrec_torchrec.planner.calibrate.stage_times import GROUPS
 from fusedrec_torchrec.planner.cost.cluster import ClusterConfig, LinkConfig, RatesConfig
 from fusedrec_torchrec.planner.cost.step import HotUse, fused_step, stock_step
 from fusedrec_torchrec.planner.cost.table_load import TableLoad
 from fusedrec_torchrec.planner.search.owners import FUSED_MIXED, owners_in_turn
 from fusedrec_torchrec.planner.topology import topology_of
-from fusedrec_torchrec.sharding.sharding_type import FUSED_COLUMN_WISE, FUSED_TABLE_WISE
+from fusedrec_torchrec.sharding.sharding_type import (
+    FUSED,
+    FUSED_COLUMN_WISE,
+    FUSED_TABLE_WISE,
+)
 from tests.cli.command import ROOT
 from tests.cluster import Cluster
 
@@ -68,6 +73,7 @@ def known_cluster() -> ClusterConfig:
             hot=50.0,
             bag_ids=40.0,
             bag_lookup=9.0,
+            owner_ids=25.0,
         ),
         stock=RatesConfig(step=2000.0, table=30.0, ids=8.0, lookup=2.0, pooling=5.0, hot=1e6),
     )
@@ -100,6 +106,21 @@ def all_steps_of(cluster: ClusterConfig) -> list[Timed]:
     return measured
 
 
+def with_stages(timed: Timed, cluster: ClusterConfig) -> Timed:
+    """Adds the seconds of groups of stages, each of which has a start of its own."""
+    if timed.step.system != FUSED or timed.step.sync is not None:
+        return timed
+    seconds = timed.step.seconds_of_stages(cluster)
+    of_rates: dict[str, float] = {}
+    for stage, took in zip(timed.step.stages, seconds, strict=True):
+        of_rates[stage.kind] = of_rates.get(stage.kind, 0.0) + took
+    of_stages = {
+        name: 1e-4 + sum(of_rates.get(rate, 0.0) for rate in group.rates)
+        for name, group in GROUPS.items()
+    }
+    return Timed(timed.step, timed.seconds, of_stages=of_stages)
+
+
 def curve_of(cluster: ClusterConfig) -> list[tuple[float, float]]:
     return [(size, cluster.all_to_all(size)) for size in (1e4, 1e5, 1e6, 1e7)]
 
@@ -122,9 +143,46 @@ def test_rates_are_found_again() -> None:
     # The latency of a sync that is half hidden goes to its bytes.
     assert found.hidden == pytest.approx(0.5, abs=0.1)
     assert found.fused.hot == pytest.approx(50.0, rel=0.25)
-    for name in ("bucket", "bag_ids", "bag_lookup"):
+    for name in ("bucket", "bag_ids", "bag_lookup", "owner_ids"):
         wanted = getattr(cluster.fused, name)
         assert getattr(found.fused, name) == pytest.approx(wanted, rel=0.1), name
+
+
+def test_stages_tell_rates_apart_that_steps_cannot() -> None:
+    """With three shapes only, and noise."""
+    cluster = known_cluster()
+    chosen = [
+        timed
+        for timed in all_steps_of(cluster)
+        if timed.step.system == FUSED and timed.step.sync is None
+    ][::4]
+    curve, random = curve_of(cluster), np.random.default_rng(0)
+    names = ("ids", "lookup", "pooling", "bag_ids")
+
+    def largest_error(stages: bool) -> float:
+        errors = []
+        for _ in range(10):
+            noise = np.exp(0.05 * random.standard_normal(len(chosen)))
+            noisy = [
+                Timed(t.step, t.seconds * f, of_stages=with_stages(t, cluster).of_stages)
+                if stages
+                else Timed(t.step, t.seconds * f)
+                for t, f in zip(chosen, noise, strict=True)
+            ]
+            rates = fit(cluster, curve, noisy).fused
+            errors += [abs(np.log(rates.rate(n) / cluster.fused.rate(n))) for n in names]
+        return float(max(errors))
+
+    assert largest_error(stages=True) < 0.5 < largest_error(stages=False)
+
+
+def test_what_steps_do_not_tell_is_as_usual() -> None:
+    """No stage is for nothing because no step had any of it."""
+    cluster = known_cluster()
+    steps = [timed for timed in steps_of(cluster, module.SHAPES) if timed.step.system == FUSED]
+    rates = fit(cluster, curve_of(cluster), steps).fused
+    assert rates.hot == pytest.approx(RatesConfig().hot)
+    assert rates.rate("owner_ids") == pytest.approx(RatesConfig().rate("owner_ids"))
 
 
 def test_rates_of_owners_are_told_apart_in_noisy_steps() -> None:
