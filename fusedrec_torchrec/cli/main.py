@@ -24,9 +24,9 @@ EXAMPLES = {
     "fusedrec train --help": "Read about one command and all of its settings.",
 }
 EXIT_CODES = (
-    "exit codes: 0 done; 1 a run failed, a comparison found a difference, or something examined is\n"
-    "not as it should be; 2 wrong usage, configuration, paths or data; 130 interrupted; 143 stopped\n"
-    "by SIGTERM"
+    "exit codes: 0 done; 1 a run failed, a comparison found a difference, or something examined\n"
+    "is not as it should be; 2 wrong usage, configuration, paths or data; 130 interrupted;\n"
+    "143 stopped by SIGTERM"
 )
 
 

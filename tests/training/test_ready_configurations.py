@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ def avazu(folder: Path) -> Path:
     return path
 
 
-def movielens(folder: Path) -> Path:
+def movielens(folder: Path, first: int = 1_600_000_000, last: int = 1_660_000_000) -> Path:
+    """Ratings from September 2020 to August 2022, or of other seconds."""
     generator = random.Random(0)
     lines = ["userId,movieId,rating,timestamp"]
     for user in range(1, 41):
         for _ in range(15):
             movie, rating = generator.randrange(1, 30), generator.randrange(1, 11) / 2
-            when = generator.randrange(1_600_000_000, 1_660_000_000)
+            when = generator.randrange(first, last)
             lines.append(f"{user},{movie},{rating},{when}")
     path = folder / "ratings.csv"
     path.write_text("\n".join(lines) + "\n")
@@ -131,6 +133,28 @@ def test_the_commands_of_a_configuration_lead_from_its_file_to_a_model(
     done = fusedrec(*train_it, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"run runs/{name}\n" in done.stdout and "eval auc" in done.stdout
+
+
+def test_movielens_25m_trains_with_the_settings_that_its_configuration_names(
+    cluster_1: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last ratings are of November 2019."""
+    path = ROOT / "configs" / "movielens.yaml"
+    (line,) = (line for line in path.read_text().splitlines() if "ml-25m" in line)
+    words = shlex.split(line.removeprefix("#"))
+    where = tmp_path / "data" / "ml-25m" / "ratings.csv"
+    where.parent.mkdir(parents=True)
+    movielens(tmp_path, 1_450_000_000, 1_574_300_000).rename(where)
+    with contextlib.chdir(tmp_path):
+        command = ["prepare", "--config", str(path), *words, "--quiet"]
+        assert main(command) == 0, capsys.readouterr().err
+    prepared = PreparedData(tmp_path / "data" / "movielens")
+    assert prepared.samples == 600 and 60 <= (prepared.held_out or 0) < 300
+    settings = small("movielens", where, tmp_path)
+    settings["data"]["table"]["prepared"] = str(prepared.folder)
+    settings["data"]["table"]["split"] = {"by": "time", "start": "2018-01-01"}
+    (done,) = cluster_1.run(train, settings)
+    assert 0 < done["result"]["log_loss"] < 2
 
 
 @pytest.mark.parametrize("name", ["avazu", "movielens", "taobao"])
