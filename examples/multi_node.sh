@@ -41,7 +41,7 @@ done
 mkdir -p "$shared" 2> /dev/null ||
     fail "cannot make the folder '$shared', which must be on a file system that all machines share"
 nodes=${NODES:-2}
-gpus=$(nvidia-smi -L 2> /dev/null | wc -l || true)
+gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU ' || true)
 device=$([ "$gpus" -gt 0 ] && echo cuda || echo cpu)
 ranks=${RANKS:-$((gpus > 0 ? gpus : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

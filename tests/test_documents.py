@@ -1,6 +1,7 @@
 """Code blocks of README and docs run; figures and generated pages are up to date.
 
-``python`` blocks of a document run one after another in one process, as the only rank of a group.
+``python`` blocks of a document run one after another in one process, as the only rank of a group;
+those that shard a model by a plan also on two ranks.
 The README's program runs as a reader would start it: by itself, and under torchrun.  ``yaml``
 blocks load as training configurations.  ``sh`` blocks run line by line in a folder with the
 configurations, a ``train.txt`` and a ``clicks.csv``; lines whose program needs the network, a
@@ -29,7 +30,9 @@ from tests.training.data.criteo_text import lines, write
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_HERE = ("pip", "torchrun", "sbatch", "kubectl")
 RUN_ALWAYS = ("README.md", "first_run.md")  # the commands of others in ``make test-all``
+ON_TWO_RANKS = ("your_model.md", "speed_up.md", "checkpoints.md")  # in ``make test-all``
 LANGUAGES = {"python", "yaml", "sh", "text"}
+AIMED_AT = r"\btargets? (is|for)\b|It is met|has not been reached"
 FILL_PAGES = (
     "import sys; sys.path.insert(0, 'docs'); import performance\n"
     "for page in performance.PAGES:\n"
@@ -63,12 +66,26 @@ def test_the_documents_have_code() -> None:
     ids=lambda path: path.name,
 )
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
-    script = tmp_path / "blocks.py"
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     group = {**store, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    script.write_text("\n".join(blocks(document, "python")))
+    script = python_blocks(document, tmp_path)
     done = python(script, cwd=tmp_path, environment=group)  # some write files
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
+def test_python_blocks_run_on_two_ranks(name: str, tmp_path: Path) -> None:
+    script = python_blocks(ROOT / "docs" / name, tmp_path)
+    done = torchrun("--standalone", "--nproc-per-node", 2, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def python_blocks(document: Path, folder: Path) -> Path:
+    """Writes all Python of a document into one script."""
+    script = folder / "blocks.py"
+    script.write_text("\n".join(blocks(document, "python")))
+    return script
 
 
 def test_the_program_of_the_readme_takes_training_steps(tmp_path: Path) -> None:
@@ -205,11 +222,46 @@ def test_figures_and_generated_pages_are_up_to_date(tmp_path: Path) -> None:
     assert (tmp_path / "c.md").read_text() == (ROOT / "docs" / "configuration.md").read_text()
 
 
-def test_links_lead_somewhere() -> None:
+def links(document: Path) -> list[tuple[Path, str]]:
+    """The files that a document leads to, and the anchors in them (empty if none)."""
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text())
+    local = [(link, anchor) for link, anchor in found if not link.startswith("http")]
+    return [((document.parent / link) if link else document, anchor) for link, anchor in local]
+
+
+def anchors(document: Path) -> set[str]:
+    """What links to headings of a document are called, on the site as on GitHub."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles)
+    return {re.sub(r"\s", "-", title) for title in words}
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "examples" / "README.md"], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, anchor in links(document):
+        assert target.exists(), f"{document.name}: {target}"
+        if anchor:
+            assert anchor in anchors(target), f"{document.name}: {target}#{anchor}"
+
+
+def test_another_page_links_to_every_page() -> None:
+    linked = {
+        target.resolve()
+        for document in DOCUMENTS
+        for target, _ in links(document)
+        if target.resolve() != document
+    }
+    pages_of_docs = {page for page in DOCUMENTS if page.parent.name == "docs"}
+    assert len(pages_of_docs) > 20 and pages_of_docs <= linked
+
+
+def test_pages_say_what_is_and_not_what_was_aimed_at() -> None:
     for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
-            if not link.startswith("http"):
-                assert (document.parent / link).exists(), f"{document.name}: {link}"
+        aimed = re.search(AIMED_AT, document.read_text())
+        assert not aimed, f"{document.name}: {aimed}"
 
 
 def pages(entry: object) -> list[str]:

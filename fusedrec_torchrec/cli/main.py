@@ -24,8 +24,9 @@ EXAMPLES = {
     "fusedrec train --help": "Read about one command and all of its settings.",
 }
 EXIT_CODES = (
-    "exit codes: 0 done; 1 a run failed, or a comparison found a difference; 2 wrong usage,\n"
-    "configuration, paths or data; 130 interrupted; 143 stopped by SIGTERM"
+    "exit codes: 0 done; 1 a run failed, a comparison found a difference, or something examined\n"
+    "is not as it should be; 2 wrong usage, configuration, paths or data; 130 interrupted;\n"
+    "143 stopped by SIGTERM"
 )
 
 
@@ -38,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except ModuleNotFoundError as error:
         sys.exit(
-            f"fusedrec needs {error.name}, which is not installed: "
-            "pip install 'fusedrec-torchrec[train]'"
+            f"fusedrec needs {error.name}, which is not installed: docs/install.md says how "
+            "(pip install '.[train]' in a checkout, or requirements-cpu.txt on CPU)"
         )
 
 

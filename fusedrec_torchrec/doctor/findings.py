@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fusedrec_torchrec.core.files import write_text
+from fusedrec_torchrec.doctor.privacy import without_names
 
 __all__ = [
     *("Finding", "Findings", "Outcome", "failed", "good", "guarded", "read_findings", "skipped"),
@@ -29,7 +30,8 @@ class Finding:
     Attributes:
         name: what it is.
         outcome: how it went.
-        detail: what was found, or why it failed or was skipped.
+        detail: what was found, or why it failed or was skipped; placeholders stand for private
+            folders and names.
         figures: what was counted.
     """
 
@@ -37,6 +39,9 @@ class Finding:
     outcome: Outcome
     detail: str
     figures: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", without_names(self.detail))  # frozen
 
 
 def good(name: str, detail: str, **figures: Any) -> Finding:

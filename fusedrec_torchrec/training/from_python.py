@@ -14,7 +14,8 @@ from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.core.config import from_mapping, load_yaml
 from fusedrec_torchrec.training.check_plan import check_plan
 from fusedrec_torchrec.training.checks import check_data, check_settings
-from fusedrec_torchrec.training.config import TrainConfig, copies_of
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.data_config import copies_of
 from fusedrec_torchrec.training.data.frames import is_frame, write_frame
 from fusedrec_torchrec.training.data.own_batches import OwnBatch, OwnBatches
 from fusedrec_torchrec.training.data.prepare import prepare_table

@@ -26,7 +26,8 @@ from fusedrec_torchrec.sharding.plan_conversion import plan_file_of, sharding_pl
 from fusedrec_torchrec.sharding.plan_file import PlanFile, read_plan
 from fusedrec_torchrec.sharding.sharders import fused_sharders
 from fusedrec_torchrec.sharding.sharding_type import FUSED_TYPES
-from fusedrec_torchrec.training.config import ModelConfig, TrainConfig, copies_of
+from fusedrec_torchrec.training.config import ModelConfig, TrainConfig
+from fusedrec_torchrec.training.data.data_config import copies_of
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.initialization import initialize_tables
 

@@ -10,7 +10,7 @@ from fusedrec_torchrec.planner.planning import Planning, model_of_tables
 from fusedrec_torchrec.sharding.fused_params import fused_params
 from fusedrec_torchrec.sharding.optimizer_config import EmbeddingOptimizerConfig
 from fusedrec_torchrec.sharding.sharders import fused_sharders
-from fusedrec_torchrec.training.config import copies_of
+from fusedrec_torchrec.training.data.data_config import copies_of
 from fusedrec_torchrec.training.data.prepared import PreparedData
 from fusedrec_torchrec.training.model import build_model
 from fusedrec_torchrec.training.planner_files import PlannerFiles

@@ -5,7 +5,8 @@ from pathlib import Path
 from fusedrec_torchrec.access.hot_set import HotSet
 from fusedrec_torchrec.access.samples import Source
 from fusedrec_torchrec.access.synthetic import SyntheticData, SyntheticTable
-from fusedrec_torchrec.training.config import TrainConfig, copies_of
+from fusedrec_torchrec.training.config import TrainConfig
+from fusedrec_torchrec.training.data.data_config import copies_of
 from fusedrec_torchrec.training.data.prepare import prepare, prepare_table
 from fusedrec_torchrec.training.data.prepare_options import PrepareOptions
 from fusedrec_torchrec.training.data.prepared import PreparedData

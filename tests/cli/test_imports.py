@@ -191,4 +191,5 @@ def test_a_missing_package_is_named(module: str, command: list[str], tmp_path: P
         check=False,
     )
     assert done.returncode == 1
-    assert f"fusedrec needs {module}, which is not installed: pip install" in done.stderr
+    problem = f"fusedrec needs {module}, which is not installed: docs/install.md says how (pip"
+    assert problem in done.stderr

@@ -1,5 +1,7 @@
 """A report cannot call good what was not looked at."""
 
+import getpass
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from fusedrec_torchrec.doctor.findings import (
     Findings,
     failed,
     good,
+    guarded,
     read_findings,
     skipped,
 )
@@ -53,3 +56,37 @@ def test_what_was_skipped_is_listed_with_its_reason_in_text_and_data(tmp_path: P
     assert "## Skipped\n\n- **b**: no GPU\n" in text
     assert "    - bytes: [1, 2]" in text
     assert read_findings(path) == report
+
+
+def test_errors_name_no_folder_host_or_user(tmp_path: Path) -> None:
+    home, here, host, user = Path.home(), Path.cwd(), socket.gethostname(), getpass.getuser()
+
+    def check() -> Finding:
+        raise OSError(f"{home}/x, {here}/runs/y: {user}@{host} cannot")
+
+    finding = guarded("a", check)
+    assert finding.detail == "OSError: <home>/x, <here>/runs/y: <user>@<host> cannot"
+    path = tmp_path / "report.md"
+    of(finding).write(path)
+    assert "<user>@<host> cannot" in path.read_text()
+    assert all(f"{private}" not in path.read_text() for private in (home, here, host))
+
+
+def test_the_private_folder_that_lies_in_the_other_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(work)
+    shown = failed("a", f"{work}/run, {work}, {tmp_path}/run, {tmp_path}, {work}.old, {work}s")
+    assert shown.detail == "<here>/run, <here>, <home>/run, <home>, <home>/work.old, <home>/works"
+    monkeypatch.chdir("/")
+    assert failed("a", "/x/y: no such file").detail == "/x/y: no such file"
+
+
+def test_parts_of_words_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    shown = failed("a", "channel of ann, /tmp/ann/x, /home/ann.old, joann: Permission denied")
+    expected = "channel of <user>, /tmp/<user>/x, /home/<user>.old, joann: Permission denied"
+    assert shown.detail == expected

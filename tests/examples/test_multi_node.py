@@ -40,6 +40,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **own}
 
 
+def without_gpus(folder: Path) -> None:
+    """Puts an nvidia-smi there that fails as it does where the driver is not loaded."""
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
+    program.chmod(0o755)
+
+
 def start(
     arguments: list[str], environment: dict[str, str], prefix: tuple[str, ...] = ()
 ) -> "subprocess.Popen[str]":
@@ -70,7 +77,8 @@ def steps_of(shared: Path) -> list[int]:
 
 
 def test_two_launchers_plan_train_and_go_on(tmp_path: Path, environment: dict[str, str]) -> None:
-    """Two on this machine, as if they were two machines."""
+    """Two on this machine, as if they were two machines; their nvidia-smi finds no driver."""
+    without_gpus(tmp_path / "bin")
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "cluster.yaml").write_text(CLUSTER.read_text())  # as if measured before

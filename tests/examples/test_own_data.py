@@ -55,7 +55,7 @@ def test_a_file_of_parquet(tmp_path: Path) -> None:
     columns = ("--label", "clicked", "--dense", "price", "--sparse", "item,user", "--bags", "tags")
     arguments = (SCRIPT, clicks(tmp_path / "clicks.parquet"), *columns, "--batch-size", 64)
     training, unsharded = aucs(python(*arguments, "--directory", tmp_path / "run"))
-    assert training > 0.9 and unsharded > 0.9
+    assert training > 0.9 and unsharded == pytest.approx(training, abs=2e-4)
 
 
 @pytest.mark.parametrize(

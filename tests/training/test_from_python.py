@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import fusedrec_torchrec.training
+from fusedrec_torchrec.checkpoint.reader import CheckpointReader
 from fusedrec_torchrec.core.config import to_mapping
 from fusedrec_torchrec.training.config import TrainConfig
 from fusedrec_torchrec.training.run_state import find_checkpoints, read_run_state
@@ -22,10 +24,17 @@ BATCH = 64
 
 
 class Clicks:
-    """Batches whose clicks follow from the item; the same in every epoch."""
+    """Batches whose clicks follow from the item; the same in every epoch.
 
-    def __init__(self, batches: int, seed: int = 0, weighted: bool = False) -> None:
+    Args:
+        share: 0 for even ids only, 1 for odd ones, or else all of them.
+    """
+
+    def __init__(
+        self, batches: int, seed: int = 0, weighted: bool = False, share: int | None = None
+    ) -> None:
         self._batches, self._seed, self._weighted = batches, seed, weighted
+        self._share = share
 
     def __len__(self) -> int:
         return self._batches
@@ -36,6 +45,8 @@ class Clicks:
             item = torch.randint(0, 40, (BATCH,), generator=generator)
             lengths = torch.randint(0, 4, (BATCH,), generator=generator)
             recent = torch.randint(0, 40, (int(lengths.sum()),), generator=generator)
+            if self._share is not None:
+                item, recent = (ids // 2 * 2 + self._share for ids in (item, recent))
             values = torch.cat([item, recent])
             features = KeyedJaggedTensor(
                 keys=["item", "recent"],
@@ -84,12 +95,22 @@ def test_own_batches_are_learned_and_go_on(
     assert read_run_state(last).config["data"]["batch_size"] == BATCH
 
 
+def train_share(folder: str) -> dict[str, float] | str:
+    """Trains with ids of which ``id % 2`` is this rank."""
+    config = settings(Path(folder), steps=20, checkpoint={"every": 20})
+    return result_of((Clicks(30, share=dist.get_rank()), config), {"features": FEATURES})
+
+
 def test_every_rank_brings_its_share(cluster_2: Cluster, tmp_path: Path) -> None:
-    done = cluster_2.run(
-        result_of, (Clicks(30), settings(tmp_path / "run", steps=20)), {"features": FEATURES}
-    )
+    done = cluster_2.run(train_share, str(tmp_path / "run"))
     records = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(isinstance(result, dict) for result in done) and records[-1]["step"] == 20
+    (last,) = find_checkpoints(tmp_path / "run" / "checkpoints")
+    reader = CheckpointReader(last)
+    (state,) = (name for name in reader.tensors if name.endswith("item.momentum1"))
+    squares = reader.whole(state).flatten()  # of gradients, summed up: 0 in rows that nobody used
+    assert len(squares) == 40
+    assert (squares[::2] > 0).all() and (squares[1::2] > 0).all()
 
 
 def one_time(count: int) -> Iterator[Any]:

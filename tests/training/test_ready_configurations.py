@@ -3,6 +3,8 @@
 import contextlib
 import gzip
 import random
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ AVAZU = (
     "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,"
     "device_id,device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
 )
+SMALL = ("data.batch_size=32", "data.eval_batch_size=16", "data.workers=0", "steps=6")
 TAOBAO = ROOT.parent / "shared" / "data" / "taobao_user_behavior_110k.csv.gz"
 
 
@@ -38,13 +41,14 @@ def avazu(folder: Path) -> Path:
     return path
 
 
-def movielens(folder: Path) -> Path:
+def movielens(folder: Path, first: int = 1_600_000_000, last: int = 1_660_000_000) -> Path:
+    """Ratings from September 2020 to August 2022, or of other seconds."""
     generator = random.Random(0)
     lines = ["userId,movieId,rating,timestamp"]
     for user in range(1, 41):
         for _ in range(15):
             movie, rating = generator.randrange(1, 30), generator.randrange(1, 11) / 2
-            when = generator.randrange(1_600_000_000, 1_660_000_000)
+            when = generator.randrange(first, last)
             lines.append(f"{user},{movie},{rating},{when}")
     path = folder / "ratings.csv"
     path.write_text("\n".join(lines) + "\n")
@@ -126,11 +130,31 @@ def test_the_commands_of_a_configuration_lead_from_its_file_to_a_model(
         for command in ([*prepare, "--quiet"], [*profile, "--batch-size", "64", "--quiet"]):
             assert main(command) == 0, capsys.readouterr().err
     assert "accesses to" in capsys.readouterr().out
-    sizes = ("data.batch_size=32", "data.eval_batch_size=16", "data.workers=0", "steps=6")
-    settings = [word for size in sizes for word in ("--set", size)]
+    settings = [word for size in SMALL for word in ("--set", size)]
     done = fusedrec(*train_it, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"run runs/{name}\n" in done.stdout and "eval auc" in done.stdout
+
+
+def test_movielens_25m_trains_with_the_settings_that_its_configuration_names(
+    tmp_path: Path,
+) -> None:
+    """Its last ratings are of November 2019."""
+    path = ROOT / "configs" / "movielens.yaml"
+    (line,) = (line for line in path.read_text().splitlines() if "ml-25m" in line)
+    where = tmp_path / "data" / "ml-25m" / "ratings.csv"
+    where.parent.mkdir(parents=True)
+    movielens(tmp_path, 1_450_000_000, 1_574_300_000).rename(where)
+    settings = shlex.split(line.removeprefix("#"))
+    prepared = fusedrec("prepare", "--config", path, *settings, "--quiet", cwd=tmp_path)
+    assert prepared.returncode == 0, prepared.stderr
+    (held_out,) = re.findall(r"of them held out +(\d+)", prepared.stdout)
+    assert 60 <= int(held_out) < 300
+    for size in SMALL:
+        settings += ["--set", size]
+    done = fusedrec("train", "--config", path, *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "run runs/movielens\n" in done.stdout and "eval auc" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["avazu", "movielens", "taobao"])

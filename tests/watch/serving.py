@@ -16,8 +16,9 @@ from fusedrec_torchrec.watch.server import WatchServer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason=f"there is no browser: none of {', '.join(NAMES)} is on the PATH"
+needs_browser = pytest.mark.skipif(  # set where there must be a browser, tests fail without
+    BROWSER is None and "FUSEDREC_TEST_BROWSER" not in os.environ,
+    reason=f"there is no browser: none of {', '.join(NAMES)} is on the PATH",
 )
 FLAGS = (
     *("--headless", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
@@ -40,7 +41,7 @@ def served(*folders: Path) -> Iterator[WatchServer]:
 
 def browse(*arguments: str) -> str:
     """Runs the browser once, with a profile of its own, and returns what it prints."""
-    assert BROWSER is not None
+    assert BROWSER is not None, f"none of {', '.join(NAMES)} is on the PATH"
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(

@@ -15,7 +15,7 @@ Files, in reading order:
 
 - ``ops.cpp``: the list of the operators; ``common.h``: what all headers need;
 - ``checks.h``: operators check what they are given, and raise a ``RuntimeError`` that names them;
-- ``bags.h``, ``keys.h``, ``dedup.h``, ``row_numbers.h``, ``messages.h``, ``sums.h``: the stations
+- ``bags.h``, ``keys.h``, ``dedup.h``, ``row_numbers.h``, ``messages.h``, ``sums.h``: the stages
   of the data path;
 - ``dct.h``: the entries that reach a threshold;
 - ``library``: the library as a file: how it is built, and whether it is whole.

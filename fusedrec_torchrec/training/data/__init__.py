@@ -2,6 +2,7 @@
 
 Files, in the order the data flows:
 
+- ``data_config``: what data a run trains on, as a user says it;
 - ``lines``: text files, plain or packed, as blocks of whole lines;
 - ``delimited``: lines to columns of text;
 - ``bad_lines``: malformed lines, counted and named;
