@@ -2,6 +2,7 @@
 
 Files, in reading order:
 
+- ``privacy``: takes out of texts whose machine they are from;
 - ``findings``: what was looked at, with what result, and the one file that a user sends;
 - ``installation``: versions, operators, kernels, GPUs and how they reach each other;
 - ``machine``: compiler, backends, shared memory, file handles, and the file system that runs go to;

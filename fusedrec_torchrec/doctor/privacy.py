@@ -23,8 +23,8 @@ def without_names(text: str) -> str:
 
 def _folders() -> list[tuple[str, str]]:
     """Returns the folders that are private, the longer ones first: one may lie in the other."""
-    found = [(str(Path.cwd()), "<here>"), (str(_home()), "<home>")]
-    return sorted((pair for pair in found if pair[0] != "/"), key=lambda pair: -len(pair[0]))
+    folders = [(str(Path.cwd()), "<here>"), (str(_home()), "<home>")]
+    return sorted((pair for pair in folders if pair[0] != "/"), key=lambda pair: -len(pair[0]))
 
 
 def _home() -> Path:
@@ -37,7 +37,7 @@ def _home() -> Path:
 def _names() -> list[tuple[str, str]]:
     """Returns the names of host and user."""
     host = socket.gethostname()
-    found = [(host, "<host>"), (host.partition(".")[0], "<host>")]
+    names = [(host, "<host>"), (host.partition(".")[0], "<host>")]
     with contextlib.suppress(KeyError, OSError):  # there is no user of this number
-        found.append((getpass.getuser(), "<user>"))
-    return [(name, placeholder) for name, placeholder in found if name]
+        names.append((getpass.getuser(), "<user>"))
+    return [(name, placeholder) for name, placeholder in names if name]
