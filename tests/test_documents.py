@@ -131,7 +131,7 @@ ALL_COMMANDS = [command for document in DOCUMENTS for command in commands(docume
 
 @pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if c.startswith("fusedrec ")])
 def test_commands_exist(command: str) -> None:
-    """With their options; those of ``RUN_ALWAYS`` run below, the others in ``make test-all``."""
+    """Options are read, too; commands of ``RUN_ALWAYS`` run below, others in ``make test-all``."""
     parser_of().parse_args(shlex.split(command)[1:])
 
 

@@ -168,7 +168,7 @@ def test_few_samples_do_not_say_that_bags_never_repeat() -> None:
 @pytest.mark.parametrize("rows", [100, 10**6])
 @pytest.mark.parametrize("repeat", [False, True])
 def test_a_batch_tells_the_planner_what_it_would_not_know(rows: int, repeat: bool) -> None:
-    """Of long bags in a large table rows are many; in a small one only bags that repeat are few."""
+    """Owners pool wherever a batch has fewer distinct bags than distinct rows."""
     model, topology = one_table(rows), Topology(2, "cpu", local_world_size=2)
 
     def planned(profile: fr.AccessProfile | None = None) -> str:

@@ -175,7 +175,7 @@ def in_between(
 
 
 def evaluate(case: Case, model: DistributedModelParallel, pipeline: Any) -> None:
-    """With gradients, which nobody asks for: it is not them that make a training."""
+    """Evaluates with gradients enabled, which nobody asks for and which train nothing."""
     pipeline.detach()
     model.eval()
     evaluation = EvalPipelineSparseDist(model, model.fused_optimizer, CPU)

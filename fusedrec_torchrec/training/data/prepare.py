@@ -52,14 +52,7 @@ def prepare(
         return _prepared_before(paths, Path(output))  # the text is not needed any more
     files = find_files(paths)
     options = options or PrepareOptions()
-    how = How(
-        on_bad_line=options.on_bad_line,
-        part_rows=options.part_rows,
-        group_rows=options.group_rows,
-        memory_mb=options.memory_mb,
-        progress=progress,
-        spelling=spelling,
-    )
+    how = _how(options, progress, spelling)
     return Preparation(CriteoSource(files, options), Path(output), how).run()
 
 
@@ -92,7 +85,12 @@ def prepare_table(
             raise ValueError(prepared_otherwise(output, changes))
         return data
     source = TableSource(find_table_files(options.files, options.format), options)
-    how = How(
+    return Preparation(source, output, _how(options, progress, spelling)).run()
+
+
+def _how(options: PrepareOptions | TableOptions, progress: bool, spelling: Spelling) -> How:
+    """Returns what both kinds of options say about the work itself."""
+    return How(
         on_bad_line=options.on_bad_line,
         part_rows=options.part_rows,
         group_rows=options.group_rows,
@@ -100,7 +98,6 @@ def prepare_table(
         progress=progress,
         spelling=spelling,
     )
-    return Preparation(source, output, how).run()
 
 
 def _prepared_before(paths: Sequence[str | Path], output: Path) -> PreparedData:

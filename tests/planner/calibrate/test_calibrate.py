@@ -149,7 +149,7 @@ def test_rates_are_found_again() -> None:
 
 
 def test_stages_tell_rates_apart_that_steps_cannot() -> None:
-    """With three shapes only, and noise."""
+    """A few noisy shapes suffice if groups of stages are timed, and do not if steps are alone."""
     cluster = known_cluster()
     chosen = [
         timed

@@ -301,7 +301,7 @@ def ids_twice(features: KeyedJaggedTensor) -> object:
 
 
 def with_few_ids(*args: Any, most: int, **kwargs: Any) -> str:
-    """As if kernels could count no more ids than these."""
+    """Lets kernels count no more ids than these, and trains."""
     with mock.patch.object(segments, "MOST_IDS", most):
         return spoil_and_go_on(*args, **kwargs)
 
