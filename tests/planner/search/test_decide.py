@@ -135,7 +135,7 @@ def all_plans(tables: list[TableLoad], cluster: ClusterConfig) -> Iterator[Decis
             )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 138])  # 138 needs two tables moved at a time
 def test_shardings_are_near_the_optimum(seed: int) -> None:
     tables, cluster = random_problem(seed)
     search = SearchConfig(row_ranges="even")
